@@ -330,11 +330,15 @@ class Distributed(WrappedOptimizer):
             TypeError: not a number.
 
         Examples:
-            >>> for inputs, targets in loader:  # the last batches of the ranks differ
-            ...     optimizer.set_weight(len(inputs))
-            ...     optimizer.zero_grad()
-            ...     (model(inputs) - targets).square().mean().backward()
-            ...     optimizer.step()
+            >>> import ringtrain.torch as hvd
+            >>> model = torch.nn.Linear(1, 1, bias=False)
+            >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+            >>> inputs = torch.full(([3, 1][hvd.rank()], 1), 4.0 * hvd.rank())  # batches of 3 samples and of 1
+            >>> optimizer.set_weight(len(inputs))
+            >>> model(inputs).mean().backward()
+            >>> optimizer.step()  # on two ranks: the gradient is the mean of 0, 0, 0 and 4
+            >>> model.weight.grad.item()
+            1.0
         """
         self._gradient_hooks.set_weight(weight)
 

@@ -61,14 +61,17 @@ class SpeedSampler:
             or another argument is out of its range.
 
     Examples:
-        >>> sampler = hvd.SpeedSampler(len(features), batch_size=256)
-        >>> for epoch in range(10):
-        ...     sampler.set_epoch(epoch)
-        ...     for indices in sampler:
-        ...         optimizer.set_weight(len(indices))
-        ...         gradients = gradients_of(features[indices])
-        ...         sampler.arrive()  # before this rank waits for the others
-        ...         optimizer.step(params, gradients)
+        >>> from ringtrain import optim
+        >>> features, params = np.ones((100, 3)), [np.zeros(3)]
+        >>> optimizer = hvd.DistributedOptimizer(optim.SGD(lr=0.1))
+        >>> sampler = hvd.SpeedSampler(len(features), batch_size=20)
+        >>> for indices in sampler:
+        ...     gradient = features[indices].mean(0)
+        ...     optimizer.set_weight(len(indices))
+        ...     sampler.arrive()  # before this rank waits for the others
+        ...     optimizer.step(params, [gradient])
+        >>> params[0].round(6).tolist()  # after 5 steps
+        [-0.5, -0.5, -0.5]
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from ringtrain.training import speed_sampler
 from ringtrain.training.speed_sampler import split_by_speed
 
 torch = on_demand("torch")
+hvd_torch = on_demand("ringtrain.torch")
 
 
 class Clock:
@@ -142,7 +143,7 @@ def test_weighted_gradients_are_those_of_one_process_with_all_samples():
 def test_with_a_data_loader(workers):
     with Clock([0.25, 0.75]) as clock:
         dataset = torch.utils.data.TensorDataset(torch.arange(600))
-        sampler = hvd.SpeedSampler(dataset, batch_size=20, every=3)
+        sampler = hvd_torch.SpeedSampler(dataset, batch_size=20, every=3)
         loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, num_workers=workers)
         assert len(loader) == 30
         for epoch in range(2):
