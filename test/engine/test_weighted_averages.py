@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from exact_cupy import on_gpu, require_on_gpu
 from harness.exact import require_equal
+from harness.gpu_arrays import GPU
 from quantization import QuantizedSum
 
 import ringtrain as hvd
@@ -201,3 +203,19 @@ def test_between_hosts():
     for count in (1, 1000, 500_000):
         tensor = np.full(count, hvd.rank() * 4.0, "f4")
         require_equal(hvd.allreduce(tensor, weight=[6, 2][hvd.rank()]), np.full(count, 1.0, "f4"))
+
+
+@pytest.mark.ranks(2, 3, env=GPU)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_on_gpus(dtype):
+    weights = [6, 2] if hvd.size() == 2 else [4, 3, 1]
+    for count in (1, 5000):
+        tensor = on_gpu(np.full(count, 8.0 * hvd.rank(), dtype))
+        expected = sum(w * 8.0 * rank for rank, w in enumerate(weights)) / 8
+        result = hvd.allreduce(tensor, weight=weights[hvd.rank()], name=f"new.{count}")
+        require_on_gpu(result, np.full(count, expected, dtype))
+        hvd.allreduce_(tensor, weight=weights[hvd.rank()] if hvd.rank() else 0, name=f"same.{count}")
+        rest = sum(weights[1:])
+        np.testing.assert_allclose(
+            tensor.get(), sum(w * 8.0 * rank for rank, w in enumerate(weights)) / rest, rtol=1e-3
+        )

@@ -31,15 +31,16 @@ class Program:
         self.xla = Stream(self.stream.ptr)
         self.tickets = {}
 
-    def start(self, kind, name, array, op=ReduceOp.Sum, splits=""):
+    def start(self, kind, name, array, op=ReduceOp.Sum, splits="", weight=None):
         in_place = [array] if kind in (OpKind.ALLREDUCE, OpKind.BROADCAST) else []
         self.tickets[name] = placed(np.zeros(1, np.uint32))
         how = {
             **{"kind": kind.value, "op": op.value, "root": 1, "process_set": 0, "prescale": 1.0, "postscale": 1.0},
             **{"splits": splits, "codes": "", "threshold": 0.0, "site": "train.py:3", "name": name},
-            **{"priority": 0, "is_awaited": 0},
+            **{"priority": 0, "is_awaited": 0, "is_weighted": int(weight is not None)},
         }
-        self.xla.call("ringtrain_start", [array], [*in_place, self.tickets[name]], **how)
+        weights = [] if weight is None else [weight]
+        self.xla.call("ringtrain_start", [array, *weights], [*in_place, self.tickets[name]], **how)
 
     def finish(self, kind, names, arguments, results):
         together = "".join(f"{len(name.encode())}:{name}" for name in names)
@@ -50,6 +51,17 @@ class Program:
     def get(self, array):
         self.stream.synchronize()
         return array.get().tolist()
+
+
+@pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_average_by_a_weight_that_the_program_has_computed_on_the_gpu(dtype):
+    program = Program()
+    mine = placed(np.full(1000, 4.0 * hvd.rank(), np.float32))
+    weight = placed(np.array([6, 2][hvd.rank()], dtype))
+    program.start(OpKind.ALLREDUCE, "weighted", mine, op=ReduceOp.Average, weight=weight)
+    program.finish(OpKind.ALLREDUCE, ["weighted"], [mine], [mine])
+    assert program.get(mine) == [1.0] * 1000
 
 
 @pytest.mark.ranks(2, env=GPU)
