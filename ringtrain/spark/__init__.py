@@ -34,8 +34,7 @@ from ringtrain.spark.task import Call, Outcome, get_available_devices as get_ava
 Result = TypeVar("Result")
 
 # As of Horovod: executors that are started on demand may take minutes.
-_START_TIMEOUT_S = 600
-_ELASTIC_TIMEOUT_S = 600
+_TIMEOUT_S = 600.0
 _OUTCOME = "outcome"
 
 
@@ -157,7 +156,7 @@ def run_elastic(
     least = min_np if min_num_proc is None else min_num_proc
     most = max_np if max_num_proc is None else max_num_proc
     if elastic_timeout is None:
-        elastic_timeout = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or _ELASTIC_TIMEOUT_S)
+        elastic_timeout = _seconds_of("HOROVOD_ELASTIC_TIMEOUT")
     terms = check_elastic(first, least, most, None, None, elastic_timeout, reset_limit, None)
     limits = ElasticLimits(
         first,
@@ -269,13 +268,21 @@ def _asked(
     has_time: bool,
 ) -> Asked:
     if start_timeout is None:
-        start_timeout = float(os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or _START_TIMEOUT_S)
+        start_timeout = _seconds_of("HOROVOD_SPARK_START_TIMEOUT")
     timeout_s = check_start_timeout(start_timeout)
     interfaces = check_interfaces(nics)
     variables = {"RINGTRAIN_SOCKET_INTERFACES": interfaces} if interfaces else {}
     variables |= {"RINGTRAIN_START_TIMEOUT_S": str(timeout_s), **check_env(env)}
     screen = Screen(_printer(stdout, stderr), speaker=name)
     return Asked(name, timeout_s, variables, screen, bool(has_time), is_verbose=verbose >= 2)
+
+
+def _seconds_of(variable: str) -> float:
+    text = os.environ.get(variable)
+    try:
+        return float(text) if text else _TIMEOUT_S
+    except ValueError:
+        raise ValueError(f"{variable}={text} is not a number of seconds") from None
 
 
 def _printer(stdout: Any, stderr: Any) -> Print:

@@ -45,7 +45,7 @@ from ringtrain.runner.supervise.frames import FrameReader, LauncherSaid, Written
 from ringtrain.runner.supervise.output import Output
 from ringtrain.runner.supervise.supervisor import command_of_wrappers
 from ringtrain.spark.job import Asked, error_of_spark, executors_in_words
-from ringtrain.spark.task import executor_of_this_task
+from ringtrain.spark.task import GPUS_VARIABLE, executor_of_this_task, get_available_devices
 
 _CONNECT_S = 10.0
 _HELLO_BYTES = 1 << 16
@@ -113,7 +113,9 @@ def serve(slot: Slot) -> list[Outcome]:
         way.setblocking(True)
         dying = [sys.executable, die_with_parent.__file__, str(os.getpid()), str(int(signal.SIGKILL))]
         words = [*dying, sys.executable, "-I", "-S", agent.__file__]
-        process = subprocess.Popen(words, stdin=way.fileno(), stdout=way.fileno(), stderr=way.fileno())
+        gpus = get_available_devices()
+        environment = {**os.environ, GPUS_VARIABLE: ",".join(gpus)} if gpus else None
+        process = subprocess.Popen(words, env=environment, stdin=way.fileno(), stdout=way.fileno(), stderr=way.fileno())
         way.close()
         process.wait()
         return list(_outcomes(Path(folder)))

@@ -24,7 +24,7 @@ from ringtrain.job.rendezvous.server import Place
 from ringtrain.runner.function import RankTraceback
 from ringtrain.runner.supervise.frames import Written
 from ringtrain.runner.supervise.output import Output, Screen
-from ringtrain.spark.task import Call, Outcome
+from ringtrain.spark.task import GPUS_VARIABLE, Call, Outcome
 
 _LOOK_S = 0.2
 # How long ranks may take to end after another one has failed or is lost, and Spark after it was told to end the job.
@@ -113,7 +113,8 @@ def executors_in_words(context: SparkContext) -> str:
 def grows(context: SparkContext) -> bool:
     """Returns whether executors come when tasks wait: such a session refuses barrier stages."""
     is_dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false")
-    return str(is_dynamic).lower() == "true" and not context.master.startswith("local")
+    has_executors = not context.master.startswith("local[") and context.master != "local"
+    return str(is_dynamic).lower() == "true" and has_executors
 
 
 class Job:
@@ -218,7 +219,7 @@ class Job:
         place = f"{self._host}:{self._meeting}"
         variables = engine_process.variables_of_ranks([task.node for task in tasks], place, self._asked.env)
         for rank, task in enumerate(tasks):
-            gpus = {"CUDA_VISIBLE_DEVICES": ",".join(task.gpus)} if task.gpus else {}
+            gpus = {GPUS_VARIABLE: ",".join(task.gpus)} if task.gpus else {}
             self._send(task.line, {"kind": "begin", "variables": {**gpus, **variables[rank]}})
             if self._asked.is_verbose:
                 self._asked.screen.say(f"rank {rank} is in {task.process}")
@@ -315,7 +316,7 @@ class Job:
             self._failures.append((partition, PeerLostError(text)))
         if self._failures:
             text = f"{self._asked.name} does not repeat a job that has failed: call it again, with a checkpoint"
-            self._send(line, {"kind": "refuse", "text": text})
+            self._send(line, {"kind": "refuse", "reason": text})
             return
         line.name = str(partition)
         self._open.add(partition)

@@ -42,6 +42,7 @@ _PART = 1 << 16
 
 _DRIVER = "driver"  # the executor of a session without a cluster
 _GPU = "gpu"
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Call(NamedTuple):
@@ -64,10 +65,13 @@ class Outcome(NamedTuple):
 def get_available_devices() -> list[str]:
     """Return the addresses of the GPUs that Spark has given to this task. Mirrors `horovod.spark.task`.
 
-    A rank that has some finds them in CUDA_VISIBLE_DEVICES, unless the job sets this variable.
+    A rank that has some finds them in CUDA_VISIBLE_DEVICES, unless the job sets this variable. A process of
+    `run_elastic` is beside its task, and gets what is in this variable.
     """
     context = TaskContext.get()
-    resources = {} if context is None else context.resources()
+    if context is None:
+        return [device for device in os.environ.get(GPUS_VARIABLE, "").split(",") if device]
+    resources = context.resources()
     return list(resources[_GPU].addresses) if _GPU in resources else []
 
 
@@ -154,8 +158,8 @@ class _Line:
             answer = self._incoming.receive(MOST_BYTES, float("inf"))
         except (OSError, StrangerError) as error:
             raise RuntimeError(f"the driver of this job of ringtrain.spark has ended it: {error}") from None
-        if answer["kind"] == "refuse":
-            raise RuntimeError(answer["text"])
+        if answer["kind"] != "begin":
+            raise RuntimeError(answer["reason"])
         threading.Thread(target=self._listen, name="ringtrain spark", daemon=True).start()
         variables: dict[str, str] = answer["variables"]
         return variables

@@ -38,10 +38,10 @@ SETTINGS = {
 }
 
 
-def session_on(master):
+def session_on(master, more=None):
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master)
-    for name, value in SETTINGS.items():
+    for name, value in {**SETTINGS, **(more or {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -226,12 +226,13 @@ def test_an_exception_of_a_rank_is_raised_in_the_driver_and_ends_the_others(spar
     assert len(ringtrain.spark.run(rank_and_sum, (0,))) == 3
 
 
-def test_a_killed_task_is_a_lost_peer_within_seconds_and_spark_does_not_begin_it_again(spark, tmp_path):
-    def count_and_die(folder):
-        with open(f"{folder}/begun", "a") as file:
-            file.write(".")
-        fail_on_rank_1(kill_own_process)
+def count_and_die(folder):
+    with open(f"{folder}/begun", "a") as file:
+        file.write(".")
+    fail_on_rank_1(kill_own_process)
 
+
+def test_a_killed_task_is_a_lost_peer_within_seconds_and_spark_does_not_begin_it_again(spark, tmp_path):
     begin = time.monotonic()
     with pytest.raises(hvd.PeerLostError, match=r"rank 1 .*"):
         ringtrain.spark.run(count_and_die, (str(tmp_path),))
@@ -513,6 +514,26 @@ def test_an_elastic_job_survives_the_loss_of_an_executor(cluster, tmp_path):
     )
     sizes = require_all_steps(results, 400)
     assert (tmp_path / "struck").exists() and sizes[0] == 2 and 1 in sizes
+
+
+@pytest.fixture(scope="module")
+def growing(cluster):
+    """A session without executors, which starts them for tasks that wait. Spark has no barrier stages there."""
+    cluster.stop()
+    names = ("enabled", "shuffleTracking.enabled")
+    dynamic = {f"spark.dynamicAllocation.{name}": "true" for name in names}
+    session = session_on("local-cluster[2,1,600]", {**dynamic, "spark.dynamicAllocation.initialExecutors": "0"})
+    yield session
+    session.stop()
+
+
+def test_executors_that_come_on_demand_get_ranks_and_a_lost_one_is_not_begun_again(growing, tmp_path):
+    assert len(ringtrain.spark.run(rank_and_sum, (0,), num_proc=2, start_timeout=60)) == 2
+    with pytest.raises(hvd.PeerLostError, match="rank 1 "):
+        ringtrain.spark.run(count_and_die, (str(tmp_path),), num_proc=2, start_timeout=60)
+    assert (tmp_path / "begun").read_text() == ".."
+    with pytest.raises(hvd.StalledError, match="for 3 tasks of Spark, one for each rank: 2 of them have a slot"):
+        ringtrain.spark.run(rank_and_sum, (0,), num_proc=3, start_timeout=8)
 
 
 def test_the_script_of_the_page_trains(tmp_path):
