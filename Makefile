@@ -5,6 +5,7 @@
 # make test-loggers  sets up .venv-loggers (TensorBoard, MLflow, W&B) and runs the tests of ringtrain.training.loggers
 # make dask   sets up .venv-dask and runs the tests of ringtrain.dask on a real cluster of Dask
 # make spark  sets up .venv-spark, with Java if there is none, and runs the tests of ringtrain.spark on a real Spark
+# make ray    sets up .venv-ray and runs the tests of ringtrain.ray on a real cluster of Ray
 # make test-trainers  sets up .venv-trainers (Lightning 2, Accelerate, transformers) and runs their trainings beside gloo
 # make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
@@ -55,7 +56,7 @@ The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activ
 endef
 export NEXT
 
-.PHONY: demo test quick test-mxnet test-loggers dask spark test-trainers oldest-jax ccache browser slurm sge debian \
+.PHONY: demo test quick test-mxnet test-loggers dask spark ray test-trainers oldest-jax ccache browser slurm sge debian \
 	wheels lint format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
@@ -86,6 +87,9 @@ dask: .venv-dask/.installed
 spark: .venv-spark/.installed
 	command -v java || { apt-get update && apt-get install -y --no-install-recommends openjdk-17-jre-headless; }
 	.venv-spark/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/engines/test_spark.py)
+
+ray: .venv-ray/.installed
+	.venv-ray/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/engines/test_ray.py)
 
 # Lightning 2 is beside the Lightning 1.9 of the other tests.
 test-trainers: .venv-trainers/.installed
@@ -170,11 +174,12 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 # Python finds there what $(VENV) has, ringtrain and PyTorch too, so nothing is compiled or downloaded again.
 .venv-loggers/.installed: PACKAGES := tensorboard mlflow-skinny wandb
 .venv-dask/.installed: PACKAGES := distributed
+.venv-ray/.installed: PACKAGES := "ray[train]"
 .venv-spark/.installed: PACKAGES := pyspark pyarrow pandas
 .venv-trainers/.installed: PACKAGES := "lightning>=2.6,<3" "accelerate>=1.15,<2" "transformers>=5.24,<6"
 SITE_PACKAGES = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.venv-loggers/.installed .venv-dask/.installed .venv-spark/.installed .venv-trainers/.installed: $(VENV)/.installed
+.venv-loggers/.installed .venv-dask/.installed .venv-spark/.installed .venv-ray/.installed .venv-trainers/.installed: $(VENV)/.installed
 	$(PYTHON) -m venv $(@D)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE_PACKAGES)')')" \
 	> "$$($(@D)/bin/python -c '$(SITE_PACKAGES)')/of_venv.pth"

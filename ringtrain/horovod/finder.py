@@ -21,6 +21,7 @@ _MODULES = {
     "horovod.mxnet": "ringtrain.mxnet",
     "horovod.spark": "ringtrain.spark",
     "horovod.spark.runner": "ringtrain.spark",
+    **{f"horovod.{name}": "ringtrain.ray" for name in ("ray", "ray.runner", "ray.elastic", "ray.elastic_v2")},
     "horovod.common.process_sets": "ringtrain.process_sets",
     **{f"horovod.common.{name}": "ringtrain.horovod.common" for name in ("basics", "elastic", "exceptions", "util")},
     "horovod.data.data_loader_base": "ringtrain.horovod.data",
@@ -42,7 +43,6 @@ _ABSENT = {
         "trains on the partitions of a DataFrame"
         for name in ("common", "data_loaders", "keras", "lightning", "tensorflow", "torch")
     },
-    "horovod.ray": "Ray does not come; start the ranks with ringrun, mpirun or srun",
 }
 
 # Modules of Horovod's launcher that other code imports and ringtrain has not. Each has what ringtrain offers instead.

@@ -45,7 +45,7 @@ PYTHON_FLOORS = (
     {"training", "optim"},
     {"elastic"},
     {"kvstore"},
-    {"doctor", "flight", "torch", "jax", "mxnet", "dask", "spark"},
+    {"doctor", "flight", "torch", "jax", "mxnet", "dask", "spark", "ray"},
     {"horovod"},
     {"face"},
     {"__init__"},

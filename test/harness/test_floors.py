@@ -135,7 +135,7 @@ def test_a_module_that_can_only_be_run_hides_nothing():
 
 def test_the_ground_plan_is_small():
     rooms = {path.parent for path in (_ROOT / "ringtrain").glob("*/*.py")}
-    assert len([*rooms, *(_ROOT / "ringtrain").glob("*.py")]) <= 34
+    assert len([*rooms, *(_ROOT / "ringtrain").glob("*.py")]) <= 35
 
 
 _WRITTEN = ("csrc", "docs", "examples", "release", "ringtrain", "test")

@@ -98,7 +98,7 @@ print(find_spec("horovod.torch.mpi_ops") is not None)
 ABSENT = {
     "import horovod.tensorflow.keras": "horovod.tensorflow is not part of ringtrain: TensorFlow does not come",
     "import horovod.keras": "Keras does not come",
-    "import horovod.ray": "Ray does not come",
+    "import horovod.ray": "No module named 'ray'",
     "import horovod.mxnet": "No module named 'mxnet'",
     "import horovod.nothing": "No module named 'horovod.nothing'",
     "import horovod.torch.nothing": "No module named 'horovod.torch.nothing'",
