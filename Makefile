@@ -12,7 +12,10 @@
 # make slurm  installs Slurm, of which the tests start a cluster
 # make sge    installs SGE, of which the tests start a cluster
 # make debian installs Debian's MPIs, on which some tests run
-# make wheels  builds what is published, in dist/, for Pythons 3.10, 3.11, and 3.12 and later; WHEELS=3.12 only that one
+# make wheels  builds what is published, in dist/, for Pythons 3.10, 3.11, and 3.12 and later; WHEELS=3.12 only that one,
+#             ARCH=aarch64 for that architecture
+# make qemu   installs the emulator with which `make aarch64` runs
+# make aarch64  builds the AArch64 wheel for Python 3.11 and runs some tests on it, in an emulator
 # make docs   writes docs/options.md and builds the site, in build/site
 # make lint   layout, types, the rules about threads, and the rule that floors only look down
 #
@@ -35,6 +38,7 @@ FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch$(comma)test-jax)
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
 # Sources with rules about threads. The bindings have the GIL instead.
 THREADED := $(patsubst csrc/%,%,$(filter-out csrc/kernels/% csrc/python/%,$(filter %.cc,$(CPP))))
+SOURCES := $(shell find ringtrain -name '*.py')
 CPP_OF_TESTS := $(shell find test -name '*.cc' -o -name '*.h')
 
 # Open MPI's mpirun refuses root, who is the only user in most containers, unless these are set. For `activate`.
@@ -57,7 +61,7 @@ endef
 export NEXT
 
 .PHONY: demo test quick test-mxnet test-loggers dask spark ray test-trainers oldest-jax ccache browser slurm sge debian \
-	wheels lint format docs clean
+	qemu wheels aarch64 lint format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
 demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
@@ -120,8 +124,18 @@ debian:
 	dpkg -s $(OF_DEBIAN) > /dev/null 2>&1 || { apt-get update && \
 	apt-get install -y --no-install-recommends $(OF_DEBIAN); }
 
+qemu:
+	command -v qemu-aarch64 || { apt-get update && apt-get install -y --no-install-recommends qemu-user; }
+
 wheels: .venv-release/.installed
-	.venv-release/bin/python release/wheels.py dist $(WHEELS)
+	.venv-release/bin/python release/wheels.py dist $(if $(ARCH),--arch $(ARCH)) $(WHEELS)
+
+# From a folder without a ringtrain. One and two ranks say what three would say, and an emulated rank starts in seconds.
+OF_AARCH64 := engine/test_kernels.py engine/test_quantize.py engine/test_allreduce.py engine/test_collectives.py \
+	training/test_optim.py install/test_aarch64.py
+aarch64: build/aarch64/.installed
+	cd test && PATH="$(CURDIR)/build/aarch64/env/bin:$$PATH" RINGTRAIN_NETWORK=sockets \
+	python -m pytest -q -m "fast and not slow" -k "not 3ranks and not 4ranks and not mpi" $(OF_AARCH64)
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .
@@ -163,6 +177,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 .venv-release/.installed: release/requirements.txt
 	$(PYTHON) -m venv .venv-release
 	.venv-release/bin/python -m pip install -qq --requirement release/requirements.txt
+	touch $@
+
+build/aarch64/.installed: release/emulated.py release/wheels.py pyproject.toml setup.py $(CPP) $(SOURCES)
+	$(MAKE) wheels ARCH=aarch64 WHEELS=3.11
+	$(PYTHON) release/emulated.py $(@D) dist/ringtrain-*-cp311-cp311-*_aarch64.whl
 	touch $@
 
 .venv-mxnet/.installed: pyproject.toml setup.py $(CPP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from harness.hosts import SimulatedHosts
 from harness.rooms import TEST_FOLDER
 from ringtrain.runner.hosts import Host
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers import Launcher, launcher_of_mpi
+from ringtrain.runner.launchers import Launcher, OwnStarter, launcher_of_mpi
 from ringtrain.runner.mpi_library import probe
 
 # More ranks than cores run here: a pool of threads in each would only be in the way.
@@ -64,7 +65,9 @@ def command(spec: JobSpec, folder: Path, hosts: SimulatedHosts | None) -> Comman
 
 @functools.cache
 def _launcher() -> Launcher:
-    """Looked for once: ringrun takes half a second to find it."""
+    """Looked for once: ringrun takes half a second to find it. Without mpi4py it is that of ringrun itself."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return OwnStarter()
     mpi = probe()
     return launcher_of_mpi("auto", mpi["library"], mpi["path"], os.environ)
 

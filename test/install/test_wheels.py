@@ -16,23 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "release"))
 
 import pythons  # noqa: E402
+from wheel_training import TRAIN  # noqa: E402
 
 MACHINE = os.uname().machine
-TRAIN = """
-import numpy as np
-import ringtrain as hvd
-
-hvd.init()
-points = np.random.default_rng(hvd.rank()).normal(size=(256, 4)).astype(np.float32)
-values = points @ np.arange(4, dtype=np.float32)
-weights = hvd.broadcast(np.full(4, hvd.rank(), np.float32), 0)
-for _ in range(60):
-    gradient = 2 / 256 * points.T @ (points @ weights - values)
-    weights -= 0.3 * hvd.allreduce(gradient, name="gradient")
-alike = hvd.allgather(weights[None])
-assert np.array_equal(alike[0], alike[1]) and np.abs(weights - np.arange(4)).max() < 1e-3
-print("trained on", hvd.size())
-"""
+ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 OF_SUBSET = [
     "migration/test_api.py",
     "engine/test_allreduce.py",
@@ -51,18 +38,24 @@ def newest_source() -> float:
 
 @pytest.fixture(scope="module")
 def wheels() -> list[Path]:
-    found = sorted((ROOT / "dist").glob("ringtrain-*.whl"))
-    if not found or found[0].stat().st_mtime < newest_source():
+    """Those of every architecture."""
+    newest = newest_source()
+    found = [wheel for wheel in sorted((ROOT / "dist").glob("ringtrain-*.whl")) if wheel.stat().st_mtime > newest]
+    if not found:
         pytest.skip("there are no wheels of these sources; run `make wheels`")
     return found
 
 
+def architecture_of(wheel: Path) -> str:
+    return wheel.stem.partition("manylinux_2_28_")[2]
+
+
 def wheel_for(version: str, wheels: list[Path]) -> Path:
-    """Skips the test where that one was not built."""
+    """Returns the one for this machine. Skips the test where it was not built."""
     stays = pythons.OF_WHEELS[-1]
     is_later = pythons.ALL.index(version) >= pythons.ALL.index(stays)
     tag = f"cp{stays.replace('.', '')}-abi3" if is_later else "-".join([f"cp{version.replace('.', '')}"] * 2)
-    found = [wheel for wheel in wheels if tag in wheel.name]
+    found = [wheel for wheel in wheels if tag in wheel.name and architecture_of(wheel) == MACHINE]
     if not found:
         pytest.skip(f"the wheel for Python {version} was not built; run `make wheels`")
     (wheel,) = found
@@ -71,10 +64,16 @@ def wheel_for(version: str, wheels: list[Path]) -> Path:
 
 def test_a_wheel_holds_one_compiled_file_and_nothing_but_the_package(wheels: list[Path]) -> None:
     for wheel in wheels:
-        assert f"manylinux_2_28_{MACHINE}" in wheel.name
-        names = zipfile.ZipFile(wheel).namelist()
-        assert len([name for name in names if ".so" in name]) == 1 and wheel.stat().st_size < 5e6
+        archive = zipfile.ZipFile(wheel)
+        names = archive.namelist()
+        (core,) = [name for name in names if ".so" in name]
+        assert wheel.stat().st_size < 5e6
         assert not [name for name in names if not name.startswith("ringtrain")]
+        architecture = architecture_of(wheel)
+        assert int.from_bytes(archive.read(core)[18:20], "little") == ELF_MACHINES[architecture]
+        python, abi = wheel.name.split("-")[2:4]
+        suffix = "abi3" if abi == "abi3" else f"cpython-{python[2:]}-{architecture}-linux-gnu"
+        assert core == f"ringtrain/_core.{suffix}.so"
 
 
 def test_a_wheel_wants_nothing_of_a_machine_but_an_old_glibc(wheels: list[Path], tmp_path: Path) -> None:
