@@ -137,6 +137,7 @@ def test_a_process_set_has_weights_of_its_own():
     if ranks.included():
         result = hvd.allreduce(np.full(4, hvd.rank() * 4.0), weight=[3, 9, 1][hvd.rank()], process_set=ranks)
         require_equal(result, np.full(4, 2.0))
+    hvd.remove_process_set(ranks)
 
 
 @pytest.mark.ranks(2, 3, 4)

@@ -44,6 +44,8 @@ def module_named(name):
         pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
     if name.startswith("ringtrain.mxnet"):
         pytest.importorskip("mxnet", reason="MXNet is not installed in this environment")
+    if name.startswith("ringtrain.ray"):
+        pytest.importorskip("ray", reason="Ray is not installed in this environment: see `make ray`")
     importlib.import_module(name)
     return sys.modules[name]  # `ringtrain.run` is a function
 
@@ -72,7 +74,7 @@ def defining(module, name):
 def load_all_modules(package):
     """The next import of one could hide a name. Not what needs another package, or cannot be imported."""
     for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        if found.name not in ("__main__", "run", "torch", "mxnet", "horovod", "dask", "spark"):
+        if found.name not in ("__main__", "run", "torch", "mxnet", "horovod", "dask", "ray", "spark"):
             importlib.import_module(f"{package.__name__}.{found.name}")
 
 

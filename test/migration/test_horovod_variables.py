@@ -31,6 +31,8 @@ EFFECTS = {
 }
 # these are flags there: test_run_elastic.py
 FOR_RINGRUN = {"HOROVOD_ELASTIC_TIMEOUT"}
+# and this is one of ringtrain.spark: test_spark.py
+FOR_SPARK = {"HOROVOD_SPARK_START_TIMEOUT"}
 
 
 def test_the_table_has_all_of_horovods_variables_once():
@@ -50,7 +52,7 @@ def test_a_variable_sets_an_option_or_is_said_to_have_no_effect(name):
     assert set(changed) == set(effects) <= set(table.set_by_user({}, environ))
     assert all(changed[option] == effect or float(changed[option]) == effect for option, effect in effects.items())
     said = horovod_variables.sentences(environ)
-    has_effect = bool(effects) or name in FOR_RINGRUN
+    has_effect = bool(effects) or name in FOR_RINGRUN | FOR_SPARK
     assert BY_NAME[name].has_effect == has_effect
     assert said == ([] if has_effect else [f"{name}=17 has no effect: {BY_NAME[name].meaning}"])
 

@@ -61,16 +61,14 @@ class AnySource(Transfer):
         return self._is_done
 
     def _watch(self) -> None:
-        threading.Thread(target=self._wait_for_future, name="ringtrain-futures", daemon=True).start()
+        threading.Thread(target=_wait_for_future, args=([self],), name="ringtrain-futures", daemon=True).start()
 
-    def _wait_for_future(self) -> None:
-        is_done = False
-        while not is_done and end_of_python.begin():
-            is_done = self._advance(0.0 if time.monotonic() < self._deadline else self._deadline)
-            if is_done:
-                self._tell_end()
-            end_of_python.end()
-            time.sleep(_PAUSE_S)
+    def _is_settled(self) -> bool:
+        """Whether it is done. Completes its Future then."""
+        is_done = self._advance(0.0 if time.monotonic() < self._deadline else self._deadline)
+        if is_done:
+            self._tell_end()
+        return is_done
 
     def _advance(self, end: float) -> bool:
         """Whether it is done; comes back after a moment if not. `end` 0: only looks."""
@@ -119,3 +117,16 @@ class AnySource(Transfer):
             source, destination = handle.number(), group._ranks[group._rank]
             self.peer = group._ranks.index(source)
             return group._transfer("recv", self._results, source, destination, self._tag, self.peer)
+
+
+def _wait_for_future(only: list[AnySource]) -> None:
+    """Runs in a thread of its own. The list has its only reference: this frees the Work before Python may end."""
+    work = only.pop()
+    while end_of_python.begin():
+        if work._is_settled():
+            del work
+            end_of_python.end()
+            return
+        end_of_python.end()
+        time.sleep(_PAUSE_S)
+    end_of_python.kept.append(work)

@@ -352,13 +352,14 @@ class _EndOfPython:
     """Waits at the end of Python for threads that complete Futures.
 
     Python ends other threads where they ask for the GIL. Where torch's C++ asks for it, as it does when a Future is
-    complete or values are copied, that aborts the process.
+    complete, values are copied or a Work is freed, that aborts the process.
     """
 
     _LONGEST_S = 5.0  # callbacks of Futures may wait for something that never happens
 
     def __init__(self) -> None:
         self._has_changed = threading.Condition()
+        self.kept: list[Work] = []  # of threads that may not free them any more
         self._busy = 0
         self._is_near = False
 
@@ -441,6 +442,7 @@ class _Completer:
                 if self._idle == 0:
                     self._start_thread()
             if not end_of_python.begin():
+                end_of_python.kept += ended
                 return
             for work in ended:
                 work._settle()
