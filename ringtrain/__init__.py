@@ -28,6 +28,7 @@ __all__ = [
     "Compression",
     "Compressor",
     "DeadlockError",
+    "DiLoCo",
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",

@@ -93,15 +93,33 @@ class QuantizingCompressor(NoneCompressor):
         return f"Compression.{self._name}({self.threshold:g})"
 
 
+class BlockCodes:
+    """Differences of parameters in codes of 8 or 4 bits, for `compression=` of `DiLoCo`; see `Compression.int8`.
+
+    This is not a Compressor: codes with scales of their own cannot be summed on their way.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def __repr__(self) -> str:
+        return f"Compression.int{self.bits}"
+
+
 AnyCompressor = type[Compressor] | Compressor
 
 
 class Compression:
-    """The compressions to choose from, for `compression=` of an allreduce or a DistributedOptimizer."""
+    """The compressions to choose from, for `compression=` of an allreduce or a DistributedOptimizer.
+
+    `int8` and `int4` are for `DiLoCo` alone: a block of 256 values shares one scale.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = BlockCodes(8)
+    int4 = BlockCodes(4)
 
     @staticmethod
     def two_bit(threshold: float = 0.5, force: bool = False) -> QuantizingCompressor:

@@ -100,6 +100,7 @@ from ringtrain.process_sets import (
 )
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
+from ringtrain.training.diloco import DiLoCo as DiLoCo
 from ringtrain.training.optimizer import DistributedOptimizer as DistributedOptimizer
 from ringtrain.training.replicas import check_replicas as check_replicas
 from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler

@@ -246,10 +246,18 @@ def new_group(ranks: Iterable[int]) -> ProcessSet:
             f"new_group: rank {own} is not one of the ranks {members}; call it on these ranks alone, or "
             "add_process_set() on all ranks of the job"
         )
-    number: int = Handle(open_among(members), (), _core.Handle.number).wait()
-    group.process_set_id, group._is_of_members = number, True
-    _registered[number] = group
+    open_for_members(group, members)
     return group
+
+
+def open_for_members(group: ProcessSet, members: list[int]) -> None:
+    """Open a set that is not registered with these ranks, ascending, this one among them; its members call this.
+
+    The set may have been open in an earlier generation, with other ranks: objects that keep it find it open again.
+    """
+    number: int = Handle(open_among(members), (), _core.Handle.number).wait()
+    group.process_set_id, group.ranks, group._is_of_members = number, members, True
+    _registered[number] = group
 
 
 def open_among(ranks: list[int]) -> Any:

@@ -32,7 +32,10 @@ MODULES = {
 GROUPS = {
     "ringtrain": {
         "Begin and end": ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "run"),
-        "Train": ("DistributedOptimizer", "broadcast_parameters", "check_replicas", "join", "empty", "SpeedSampler"),
+        "Train": (
+            *("DistributedOptimizer", "broadcast_parameters", "check_replicas", "join", "empty"),
+            *("SpeedSampler", "DiLoCo"),
+        ),
         "Exchange arrays": ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"),
         "In place": ("allreduce_", "broadcast_"),
         "Without waiting": (

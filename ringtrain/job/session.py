@@ -359,6 +359,14 @@ def cross_size() -> int:
     return world.local_ranks.count(world.local_ranks[world.rank])
 
 
+def ranks_of_nodes() -> list[list[int]]:
+    """The ranks of each node, ascending, in the order of their first ranks."""
+    of_node: dict[Any, list[int]] = {}
+    for rank, node in enumerate(_joined().nodes):
+        of_node.setdefault(node, []).append(rank)
+    return list(of_node.values())
+
+
 def is_on_node_of(rank: int) -> bool:
     """Whether this rank is on the same node as another one. Hosts may have one name, and a node several."""
     world = _joined()

@@ -86,7 +86,7 @@ class DistributedOptimizer:
 
     Raises:
         TypeError: optimizer has none of the methods.
-        ValueError: an argument is out of its range, or names are repeated or unknown.
+        ValueError: the optimizer is one of DiLoCo; an argument is out of its range, or names are repeated or unknown.
 
     Examples:
         >>> from ringtrain import optim
@@ -275,6 +275,8 @@ def _is_writable(array: Any) -> bool:
 def _check_is_optimizer(optimizer: Any) -> None:
     if hasattr(optimizer, "param_groups"):
         raise TypeError("this is a torch optimizer; wrap it with DistributedOptimizer of ringtrain.torch")
+    if hasattr(type(optimizer), "outer_step"):
+        raise ValueError("this optimizer is of DiLoCo, which averages the gradients inside its islands itself")
     if not any(hasattr(optimizer, method) for method in ("update", "update_multi_precision", "step")):
         raise TypeError(
             f"{type(optimizer).__name__} is not an optimizer: it has neither update(index, weight, grad, state) "
