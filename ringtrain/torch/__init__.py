@@ -91,6 +91,7 @@ from ringtrain.process_sets import (
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.torch import compression as compression, elastic as elastic, functions as functions, mpi_ops as mpi_ops
+from ringtrain.torch.diloco import DiLoCo as DiLoCo
 from ringtrain.torch.functions import (
     allgather_object as allgather_object,
     broadcast_object as broadcast_object,

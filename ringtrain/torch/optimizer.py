@@ -132,7 +132,7 @@ def DistributedOptimizer(
             f"{type(optimizer).__name__} is not a torch.optim.Optimizer; "
             "for other arrays there is DistributedOptimizer of ringtrain"
         )
-    if isinstance(optimizer, WrappedOptimizer):
+    if isinstance(optimizer, WrappedOptimizer) or hasattr(optimizer, "outer_step"):  # the latter of DiLoCo
         raise ValueError("this optimizer is distributed already")
     require_process_set(process_set, "DistributedOptimizer")
     if process_set.process_set_id is None:
@@ -447,7 +447,7 @@ class Join:
 
     def __init__(self, *optimizers: Any):
         for optimizer in optimizers:
-            if not isinstance(optimizer, Distributed):
+            if not isinstance(optimizer, Distributed) or hasattr(optimizer, "outer_step"):
                 raise TypeError(f"Join takes what DistributedOptimizer returned, not {type(optimizer).__name__}")
         self._optimizers = optimizers
         self.last_rank: int | None = None

@@ -165,7 +165,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         )
 
 
-def wrap(optimizer: torch.optim.Optimizer, mixin: type[WrappedOptimizer], **attributes: Any) -> Any:
+def wrap(optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimizer], **attributes: Any) -> Any:
     """The optimizer once more, with the methods of `mixin` before its own. Both share all their attributes."""
     cls: Any = type(type(optimizer).__name__, (mixin, type(optimizer)), {"__doc__": type(optimizer).__doc__})
     distributed: torch.optim.Optimizer = cls.__new__(cls)

@@ -12,6 +12,7 @@ import torch
 from ringtrain.elastic import states
 from ringtrain.elastic.states import ObjectState
 from ringtrain.job import session
+from ringtrain.torch.diloco import DiLoCoOptimizer
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.functions import broadcast_object, broadcast_optimizer_state, skeleton_of
 
@@ -134,6 +135,7 @@ class SamplerStateHandler(StateDictHandler):
 _Registry = list[tuple[type, type[StateHandler]]]
 _registry: _Registry = [
     (torch.nn.Module, ModelStateHandler),
+    (DiLoCoOptimizer, StateDictHandler),  # the ranks have different states before
     (torch.optim.Optimizer, OptimizerStateHandler),
     (torch.optim.lr_scheduler.LRScheduler, LRSchedulerStateHandler),
     (getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), StateDictHandler),

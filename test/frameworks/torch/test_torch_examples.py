@@ -55,6 +55,18 @@ def test_the_digits_are_learned_through_a_store(options):
     assert float(re.search(r"^test accuracy ([\d.]+) with 2 workers", printed, re.MULTILINE)[1]) >= 0.96
 
 
+def test_ranks_that_train_alone_learn_to_write_and_resume_with_the_same_bits(tmp_path):
+    options = ["--islands", "rank", "--batch-size", 32]
+    whole = run(2, "torch_diloco.py", *options, "--steps", 100)
+    assert [int(step) for step in re.findall(r"^step +(\d+):", whole, re.MULTILINE)] == [25, 50, 75, 100]
+    losses = re.findall(r"test loss ([\d.]+) bits", whole)
+    assert float(losses[-1]) < 4 < float(losses[0])
+    options += ["--checkpoint", tmp_path / "state"]
+    run(2, "torch_diloco.py", *options, "--steps", 60)  # the last checkpoint is that of step 50
+    resumed = run(2, "torch_diloco.py", *options, "--steps", 100)
+    assert re.findall(r"test loss ([\d.]+) bits", resumed) == losses[2:]
+
+
 @pytest.mark.parametrize("flag", ["--use-adasum", "--fp16-allreduce"])
 def test_the_digits_are_learned_in_other_ways(flag):
     assert accuracy_in(run(2, "torch_digits.py", flag, "--epochs", 4)) >= 0.9
