@@ -322,7 +322,7 @@ class ArrayState(ObjectState):
 
     def __init__(self, **values: Any):
         arrays = {name: value for name, value in values.items() if _has_arrays(value)}
-        holders = {name: value for name, value in values.items() if name not in arrays and _has_state_dict(value)}
+        holders = {name: value for name, value in values.items() if name not in arrays and has_state_dict(value)}
         self._arrays = {name: {} for name in arrays}
         self._holders = dict.fromkeys(holders)
         for name, value in {**arrays, **holders}.items():
@@ -373,7 +373,7 @@ class ArrayState(ObjectState):
 
 
 def _has_arrays(value: Any) -> bool:
-    if _has_state_dict(value):
+    if has_state_dict(value):
         return False
     try:
         return bool(objects.by_path(value, "ArrayState"))
@@ -381,7 +381,8 @@ def _has_arrays(value: Any) -> bool:
         return False
 
 
-def _has_state_dict(value: Any) -> bool:
+def has_state_dict(value: Any) -> bool:
+    """Whether it says itself how it is saved and loaded."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 

@@ -77,17 +77,21 @@ class JaxState(ObjectState):
 
     Args:
         values: what has an array of JAX in it, keys of random generators too, is a pytree: parameters, the state of an
-            optimizer. Anything else is a Python object.
+            optimizer. Objects with `state_dict` and `load_state_dict`, such as an optimizer of DiLoCo, are saved and
+            loaded by these. Anything else is a Python object.
     """
 
     _copies: dict[str, dict[str, np.ndarray[Any, Any]]]  # of each attribute by their paths
+    _holders: dict[str, Any]  # of each attribute that has a state_dict: the copy
 
     def __init__(self, **values: Any):
         trees = {name: value for name, value in values.items() if _has_arrays(value)}
+        holders = {name: value for name, value in values.items() if name not in trees and states.has_state_dict(value)}
         self._copies = {name: {} for name in trees}
-        for name, value in trees.items():
+        self._holders = dict.fromkeys(holders)
+        for name, value in {**trees, **holders}.items():
             setattr(self, name, value)
-        super().__init__(**{name: value for name, value in values.items() if name not in trees})
+        super().__init__(**{name: value for name, value in values.items() if name not in {**trees, **holders}})
         self.save()
 
     def save(self) -> None:
@@ -95,11 +99,14 @@ class JaxState(ObjectState):
         copies = {name: self._copied(name) for name in self._copies}
         super().save()
         self._copies = copies
+        self._holders = {name: getattr(self, name).state_dict() for name in self._holders}
 
     def restore(self) -> None:
         super().restore()
         for name, copies in self._copies.items():
             self._put(name, copies)
+        for name, content in self._holders.items():
+            getattr(self, name).load_state_dict(content)
 
     def sync_from(self, root_rank: int) -> None:
         super().sync_from(root_rank)
@@ -107,14 +114,19 @@ class JaxState(ObjectState):
             copies = self._copied(name)
             if states.share_arrays(copies, root_rank, name):
                 self._put(name, copies)
+        for name in self._holders:
+            holder = getattr(self, name)
+            states.share_object(holder.state_dict(), root_rank, name, holder.load_state_dict)
 
     def saved_content(self) -> Any:
-        return {"objects": super().saved_content(), "trees": self._copies}
+        return {"objects": super().saved_content(), "trees": self._copies, "holders": self._holders}
 
     def load_content(self, content: Any) -> None:
         super().load_content(content["objects"])
         for name in self._copies:
             self._put(name, content["trees"][name])
+        for name in self._holders:
+            getattr(self, name).load_state_dict(content["holders"][name])
 
     def _copied(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         tree = Tree.of(getattr(self, name))

@@ -1,0 +1,183 @@
+"""`DiLoCo`: an optimizer of optax, whose ranks train alone between two outer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ringtrain.compression import Compression
+from ringtrain.jax.optimizer import distribute
+from ringtrain.jax.trees import Tree
+from ringtrain.training.islands import Given
+from ringtrain.training.local_steps import LocalSteps, Settings, named_fragments
+
+
+class DiLoCo:
+    """An optimizer of optax whose ranks train alone and follow the mean of their changes after every `every` steps.
+
+    `init` and `update` are those of the inner optimizer, inside jit or not. After each step the script calls
+    `after_step`, outside of jit, with the new parameters, and goes on with those that it returns: mostly the same
+    arrays, which it does not wait for. All ranks construct it together, with the same arguments and parameters, and
+    take the same number of steps. DiLoCo: arXiv 2311.08105; fragments and overlap: Streaming DiLoCo, 2501.18512. Local
+    SGD is `outer=ringtrain.optim.SGD(lr=1.0)`.
+
+    The outer parameters and the outer momentum are in host memory.
+
+    Args:
+        optimizer: the inner optimizer: optax's, or any named tuple of `init` and `update`.
+        params: the pytree that all ranks begin with; its arrays are addressable by this process.
+        every: inner steps between two synchronisations of a parameter.
+        outer: an optimizer of ringtrain.optim for the outer parameters; None is SGD(lr=0.7, momentum=0.9,
+            nesterov=True), as in the paper.
+        fragments: synchronise the model in so many parts, one after the other; or lists of the paths of the parameters
+            of each part, such as ".encoder.0.weight".
+        overlap: inner steps that go on while a fragment is under way, 0 to every - 1.
+        mixing: the share of the own parameters that stays when a fragment arrives, in [0, 1); None is 0 without
+            overlap and 0.5 with it.
+        compression: how differences travel: Compression.none, fp16, bf16, int8 or int4. The rounding error is added to
+            the next difference.
+        islands: ranks that average the gradients of each step, and send one difference together: "host", "rank" (no
+            averages), "links" (hosts with similar links, measured), lists of ranks, or a function that returns these.
+
+    Attributes:
+        init, update: see above.
+
+    Raises:
+        NotInitializedError: before init().
+        TypeError, ValueError: an argument is of another type, or out of its range.
+        MismatchError: on all ranks, these have different arguments or parameters.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> import ringtrain.jax as hvd
+        >>> from ringtrain import optim
+        >>> params = {"w": jnp.ones(2)}
+        >>> optimizer = hvd.DiLoCo(optax.sgd(0.5), params, every=2, outer=optim.SGD(lr=1.0), islands="rank")
+        >>> state = optimizer.init(params)
+        >>> for _ in range(2):
+        ...     updates, state = optimizer.update({"w": jnp.full(2, float(hvd.rank()))}, state, params)
+        ...     params = optimizer.after_step(optax.apply_updates(params, updates))
+        >>> params["w"].tolist()  # on two ranks: the mean of 1.0 and 0.0
+        [0.5, 0.5]
+    """
+
+    init: Callable[[Any], Any]
+    update: Callable[..., Any]
+
+    def __init__(
+        self,
+        optimizer: Any,
+        params: Any,
+        every: int,
+        *,
+        outer: Any = None,
+        fragments: int | Sequence[Sequence[str]] = 1,
+        overlap: int = 0,
+        mixing: float | None = None,
+        compression: Any = Compression.none,
+        islands: Given = "host",
+    ) -> None:
+        if isinstance(optimizer, DiLoCo):
+            raise ValueError("this optimizer is of DiLoCo already")
+        if not callable(getattr(optimizer, "update", None)) or not hasattr(optimizer, "_replace"):
+            raise TypeError(
+                f"{type(optimizer).__name__} is not an optimizer of optax: it is not a named tuple of init(params) and "
+                "update(updates, state, params)"
+            )
+        tree = _tree(params, "DiLoCo")
+        parts = named_fragments(fragments, str)
+        settings = Settings(every, outer, parts, overlap, mixing, compression, islands)
+        self._paths = tree.paths
+        arrays = [np.asarray(leaf) for leaf in tree.leaves]
+        self._local_steps = LocalSteps(dict(zip(tree.paths, arrays, strict=True)), settings)
+        self._local_steps.keep_outer(arrays)
+        own = self._local_steps.islands
+        inner = distribute(optimizer, process_set=own.of_rank) if own.averages else optimizer
+        self.init, self.update = inner.init, inner.update
+
+    @property
+    def inner_steps(self) -> int:
+        """How many inner steps this rank has taken."""
+        return self._local_steps.inner_steps
+
+    @property
+    def outer_steps(self) -> int:
+        """How often the last fragment has been synchronised."""
+        return self._local_steps.outer_steps
+
+    @property
+    def is_transferring(self) -> bool:
+        """Whether a difference is under way. `state_dict` waits for it."""
+        return self._local_steps.is_transferring
+
+    def after_step(self, params: Any) -> Any:
+        """Carry out what is due of the outer step, after an update.
+
+        Args:
+            params: the new parameters.
+
+        Returns:
+            The parameters to go on with: new arrays in the place of those that have arrived, on their devices.
+
+        Raises:
+            TypeError: inside of jit.
+            ValueError: another tree than at construction.
+            ReplicaError: on all ranks in the first step, these have begun with different parameters.
+            RingtrainError: a transfer failed; see ringtrain.errors.
+        """
+        steps = self._local_steps
+        return self._with_host_copies(params, steps.due(), steps.after_step, "after_step")
+
+    def outer_step(self, params: Any) -> Any:
+        """Synchronise the whole model now, such as at the end: all ranks get the same parameters.
+
+        All ranks call it together. Arguments, result and errors are those of `after_step`.
+        """
+        everything = set(range(len(self._paths)))
+        return self._with_host_copies(params, everything, self._local_steps.outer_step, "outer_step")
+
+    def _with_host_copies(
+        self, params: Any, places: set[int], take: Callable[[Sequence[Any]], None], title: str
+    ) -> Any:
+        """Call `take` with copies of the parameters that it may change; the others are none of its concern."""
+        tree = _tree(params, title)
+        if tree.paths != self._paths:
+            raise ValueError(f"{title}: these parameters are not those that DiLoCo was constructed with")
+        copies = [np.array(leaf) if place in places else None for place, leaf in enumerate(tree.leaves)]
+        self._local_steps.before_step(copies)
+        take(copies)
+        if not places:
+            return params
+        return tree.with_leaves(
+            [
+                leaf if copied is None else jax.device_put(copied, getattr(leaf, "sharding", None))
+                for leaf, copied in zip(tree.leaves, copies, strict=True)
+            ]
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the outer and the error state, with NumPy arrays: a copy that can be pickled.
+
+        Ranks of different islands have different inner states: save the parameters and the state of the inner
+        optimizer of the first rank of each island, to resume exactly.
+        """
+        return self._local_steps.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned; the caller restores the parameters and the inner state.
+
+        Raises:
+            ValueError: it is something else, or was saved with other fragments.
+        """
+        self._local_steps.load_state_dict(state_dict)
+
+
+def _tree(params: Any, title: str) -> Tree:
+    tree = Tree.of(params)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in tree.leaves):
+        raise TypeError(f"{title}: call it outside of jit, with the parameters that the compiled step has returned")
+    return tree
