@@ -1,0 +1,217 @@
+"""Elastic jobs of DiLoCo: ranks that are killed, and ranks that join, between outer steps.
+
+A rank prints each step and each beginning of a generation. From these the restatement of the algorithm computes what
+the parameters must be at the end, and the test compares with `==`.
+"""
+
+import re
+
+import diloco_reference
+import numpy as np
+import pytest
+from elastic_ranks import elastic_job
+
+EVERY, STEPS, LR = 4, 28, 0.25
+CODES = ("none", "int8")
+
+_BEGIN = """
+import os, time
+import numpy as np
+CODE = "CODE_"
+RANKS_WANTED = int(os.environ.get("RANKS_WANTED", "1"))
+EVERY, STEPS, LR = 4, 28, 0.25
+
+def start():
+    return [np.arange(6.0).reshape(2, 3), np.ones(5)]
+
+def gradient(rank, step, parameters):
+    random = np.random.default_rng([rank, step])
+    return [random.integers(-4, 5, one.shape) * 1.5 for one in parameters]
+
+def note(*words):
+    print(*words, flush=True)
+"""
+
+NUMPY = (
+    _BEGIN
+    + """
+import ringtrain as hvd
+from ringtrain import optim
+
+hvd.init()
+weights = start()
+how = {"compression": getattr(hvd.Compression, CODE), "islands": "rank"}
+optimizer = hvd.DiLoCo(optim.SGD(lr=LR), weights, EVERY, outer=optim.SGD(lr=0.5, momentum=0.5, nesterov=True), **how)
+
+@hvd.elastic.run
+def train(state):
+    note("begins", state.optimizer.inner_steps, hvd.size(), hvd.elastic.generation())
+    while state.optimizer.inner_steps < STEPS:
+        time.sleep(0.03)
+        if state.optimizer.inner_steps == 12 and hvd.size() < RANKS_WANTED:
+            state.commit()
+            continue
+        outer_steps = state.optimizer.outer_steps
+        state.optimizer.step(state.weights, gradient(hvd.rank(), state.optimizer.inner_steps, state.weights))
+        note("step", state.optimizer.inner_steps, "of", hvd.size())
+        if state.optimizer.outer_steps > outer_steps:
+            state.commit()
+
+state = hvd.elastic.ArrayState(weights=weights, optimizer=optimizer)
+train(state)
+note("result", b"".join(one.tobytes() for one in state.weights).hex())
+"""
+)
+
+TORCH = (
+    _BEGIN
+    + """
+import torch
+import ringtrain.torch as hvd
+from ringtrain import optim
+
+hvd.init()
+torch.set_num_threads(1)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ParameterList([torch.nn.Parameter(torch.from_numpy(one)) for one in start()])
+
+model = Model()
+how = {"compression": getattr(hvd.Compression, CODE), "islands": "rank"}
+sgd = torch.optim.SGD(model.parameters(), lr=LR)
+optimizer = hvd.DiLoCo(sgd, EVERY, outer=optim.SGD(lr=0.5, momentum=0.5, nesterov=True), **how)
+
+@hvd.elastic.run
+def train(state):
+    note("begins", optimizer.inner_steps, hvd.size(), hvd.elastic.generation())
+    while optimizer.inner_steps < STEPS:
+        time.sleep(0.03)
+        if optimizer.inner_steps == 12 and hvd.size() < RANKS_WANTED:
+            state.commit()
+            continue
+        outer_steps = optimizer.outer_steps
+        gradients = gradient(hvd.rank(), optimizer.inner_steps, [one.detach().numpy() for one in model.parts])
+        for parameter, values in zip(model.parts, gradients):
+            parameter.grad = torch.from_numpy(values)
+        optimizer.step()
+        note("step", optimizer.inner_steps, "of", hvd.size())
+        if optimizer.outer_steps > outer_steps:
+            state.commit()
+
+train(hvd.elastic.TorchState(model, optimizer))
+note("result", b"".join(one.detach().numpy().tobytes() for one in model.parts).hex())
+"""
+)
+
+
+def start():
+    return [np.arange(6.0).reshape(2, 3), np.ones(5)]
+
+
+def gradient(rank, step, parameters):
+    random = np.random.default_rng([rank, step])
+    return [random.integers(-4, 5, one.shape) * 1.5 for one in parameters]
+
+
+def generations_of(text):
+    """(inner steps, ranks) at the beginning of each generation that a rank has seen."""
+    return [(int(step), int(size)) for step, size in re.findall(r"begins (\d+) (\d+)", text)]
+
+
+def expected(generations, code):
+    """The parameters at the end of a training with these generations, all of which begin at outer steps."""
+    (first, size), *later = generations
+    assert first == 0
+    assert all(step % EVERY == 0 for step, _ in later)
+    changes = {step: [[rank] for rank in range(ranks)] for step, ranks in later}
+    parameters = diloco_reference.train(
+        start(),
+        gradient,
+        [[rank] for rank in range(size)],
+        STEPS,
+        every=EVERY,
+        inner_lr=LR,
+        outer_lr=0.5,
+        momentum=0.5,
+        code=code,
+        changes=changes,
+    )
+    return b"".join(one.tobytes() for one in parameters[0]).hex()
+
+
+def result_of(text):
+    return re.findall(r"result (\w+)", text)[-1]
+
+
+@pytest.mark.parametrize("program", (NUMPY, TORCH), ids=("numpy", "torch"))
+@pytest.mark.parametrize("code", CODES)
+def test_a_killed_island_costs_at_most_one_outer_step(tmp_path, program, code):
+    with elastic_job(program.replace("CODE_", code), tmp_path, 3) as job:
+        victim = job.process(job.formed(1).members[1])
+        victim.wait_for("step 10 ")
+        victim.kill()
+        texts = [process.ends() for process in job.processes if process is not victim]
+    for text in texts:
+        generations = generations_of(text)
+        assert [size for _, size in generations] == [3, 2]
+        done = max(int(step) for step in re.findall(r"step (\d+) of 3", text))
+        assert done - generations[1][0] <= EVERY
+        assert result_of(text) == expected(generations, code)
+
+
+@pytest.mark.parametrize("program", (NUMPY, TORCH), ids=("numpy", "torch"))
+@pytest.mark.parametrize("code", CODES)
+def test_a_newcomer_gets_the_outer_state(tmp_path, program, code):
+    with elastic_job(program.replace("CODE_", code), tmp_path, 2, RANKS_WANTED="3") as job:
+        job.process(job.formed(1).members[0]).wait_for("step 6 ")
+        (newcomer,) = job.start()
+        texts = [process.ends() for process in job.processes]
+    (whole, *_) = [generations_of(text) for text in texts if generations_of(text)[0][0] == 0]
+    assert [size for _, size in whole] == [2, 3]
+    assert generations_of(newcomer.output()) == whole[1:]
+    assert {result_of(text) for text in texts} == {expected(whole, code)}
+
+
+ISLANDS = """
+import os, time
+import numpy as np
+import ringtrain as hvd
+from ringtrain import optim
+
+hvd.init()
+weights = [np.zeros(4)]
+pairs = lambda: [list(range(first, min(first + 2, hvd.size()))) for first in range(0, hvd.size(), 2)]
+optimizer = hvd.DiLoCo(optim.SGD(lr=0.5), weights, 4, outer=optim.SGD(lr=1.0), islands=pairs)
+
+@hvd.elastic.run
+def train(state):
+    print("begins", optimizer.inner_steps, hvd.size(), flush=True)
+    while optimizer.inner_steps < 24:
+        time.sleep(0.03)
+        before = optimizer.outer_steps
+        optimizer.step(weights, [np.full(4, float(hvd.rank()))])
+        print("step", optimizer.inner_steps, weights[0][0], flush=True)
+        if optimizer.outer_steps > before:
+            state.commit()
+
+train(hvd.elastic.ArrayState(weights=weights, optimizer=optimizer))
+"""
+
+
+def test_islands_of_several_ranks_form_again_without_a_killed_rank(tmp_path):
+    with elastic_job(ISLANDS, tmp_path, 4) as job:
+        victim = job.process(job.formed(1).members[3])
+        victim.wait_for("step 10 ")
+        victim.kill()
+        texts = [process.ends() for process in job.processes if process is not victim]
+    generations = {tuple(generations_of(text)) for text in texts}
+    ((first, second),) = generations
+    assert first == (0, 4) and second[1] == 3 and second[0] % 4 == 0
+    # four ranks follow the mean 1.5; then [0, 1] and [2] do, by their numbers of ranks: the mean is 1
+    end = -0.5 * (1.5 * second[0] + 1.0 * (24 - second[0]))
+    for text in texts:
+        assert float(re.findall(r"step 24 (\S+)", text)[-1]) == pytest.approx(end, abs=1e-12)
+        inside = [float(value) for value in re.findall(rf"step {second[0] + 1} (\S+)", text)][-1:]
+        assert inside[0] + 0.75 * second[0] in (-0.25, -1.0)  # half of the mean of ranks 0 and 1, or of rank 2
