@@ -51,6 +51,7 @@ SCRIPTS = {
     ("docs/index.md", 2): ("numpy", r"epoch 4: loss 0\.0"),
     ("docs/index.md", 3): ("mxnet", r"epoch 4: loss 0\.0"),
     ("docs/pytorch.md", 0): ("torch", ""),
+    ("docs/slow-links.md", 0): ("torch", r"loss 0\.0"),
     ("docs/arrays.md", 0): ("numpy", ""),
     ("docs/arrays.md", 1): ("numpy", ""),
     ("docs/jax.md", 0): ("optax", ""),
