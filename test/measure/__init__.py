@@ -5,6 +5,7 @@ negotiation  what simulated ranks say to agree on a step
 faults/      ranks that die, stop or raise: the words of the tests of faults, and many random ones
 elastic      processes of elastic trainings that are killed at random, as many as one likes
 hosts        any command on simulated hosts
+links        loss over seconds on slow links: DiLoCo beside data parallelism
 unequal      one slow rank: the throughput of equal and of measured parts
 process      what this process costs while it does nothing
 idle, straggler, submission, parameters, timeline_cost, kvstore_job, mxnet_step  a subcommand each, on real ranks
