@@ -12,10 +12,10 @@ from ringtrain.compression import Compression
 from ringtrain.jax.optimizer import distribute
 from ringtrain.jax.trees import Tree
 from ringtrain.training.islands import Given
-from ringtrain.training.local_steps import LocalSteps, Settings, named_fragments
+from ringtrain.training.local_steps import HasLocalSteps, LocalSteps, Settings, named_fragments
 
 
-class DiLoCo:
+class DiLoCo(HasLocalSteps):
     """An optimizer of optax whose ranks train alone and follow the mean of their changes after every `every` steps.
 
     `init` and `update` are those of the inner optimizer, inside jit or not. After each step the script calls
@@ -98,21 +98,6 @@ class DiLoCo:
         own = self._local_steps.islands
         inner = distribute(optimizer, process_set=own.of_rank) if own.averages else optimizer
         self.init, self.update = inner.init, inner.update
-
-    @property
-    def inner_steps(self) -> int:
-        """How many inner steps this rank has taken."""
-        return self._local_steps.inner_steps
-
-    @property
-    def outer_steps(self) -> int:
-        """How often the last fragment has been synchronised."""
-        return self._local_steps.outer_steps
-
-    @property
-    def is_transferring(self) -> bool:
-        """Whether a difference is under way. `state_dict` waits for it."""
-        return self._local_steps.is_transferring
 
     def after_step(self, params: Any) -> Any:
         """Carry out what is due of the outer step, after an update.

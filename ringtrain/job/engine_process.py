@@ -1,4 +1,4 @@
-"""A process of an engine becomes a rank for the time of one function call, and is what it was after it.
+"""A process of an engine becomes a rank: for one function call, after which it is what it was, or until it ends.
 
 The process of rank 0 opens a meeting first, where the ranks find each other. A driver tells the processes where it is.
 """
@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ringtrain import failure
 from ringtrain.errors import RingtrainError
@@ -147,8 +147,27 @@ def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def _secret_file(secret: bytes) -> Iterator[None]:
     """Names to `init()` a file that this process alone has, and that is gone with it."""
-    with tempfile.TemporaryFile() as file:
-        file.write(secret)
-        file.flush()
-        with with_variables({FILE_VARIABLE: f"/proc/{os.getpid()}/fd/{file.fileno()}"}):
-            yield
+    with _file_of(secret) as file, with_variables({FILE_VARIABLE: _name_of(file)}):
+        yield
+
+
+_secret_of_process: IO[bytes] | None = None  # open as long as the process is this rank
+
+
+def become_rank(variables: Mapping[str, str], secret: bytes) -> None:
+    """Makes this process the rank that `variables_of_ranks` describes, until it ends or becomes another one."""
+    global _secret_of_process
+    _secret_of_process = _file_of(secret)
+    os.environ.update(variables)
+    os.environ[FILE_VARIABLE] = _name_of(_secret_of_process)
+
+
+def _file_of(secret: bytes) -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    file.write(secret)
+    file.flush()
+    return file
+
+
+def _name_of(file: IO[bytes]) -> str:
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"

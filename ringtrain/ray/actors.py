@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ from ray.exceptions import RayActorError
 
 from ringtrain import failure
 from ringtrain.job import elastic_client, engine_process, session
-from ringtrain.job.rendezvous.secret import FILE_VARIABLE
 from ringtrain.runner import installed
 
 # Some resources of Ray are in parts of ten thousand.
@@ -110,11 +108,7 @@ class RankActor:
 
     def become_rank(self, variables: Mapping[str, str], secret: bytes) -> None:
         """From now on `init()` in this process takes the place that the variables name."""
-        self._secret = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process
-        self._secret.write(secret)
-        self._secret.flush()
-        os.environ.update(variables)
-        os.environ[FILE_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._secret.fileno()}"
+        engine_process.become_rank(variables, secret)
 
     def start_executable(self, cls: type | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raises what the class raises; the operations of the other ranks fail then."""

@@ -35,7 +35,7 @@ from ringtrain.ray.actors import (
 from ringtrain.runner.function import check_elastic
 from ringtrain.runner.hosts import Host
 from ringtrain.runner.start.agent import REPORT
-from ringtrain.runner.start.elastic_starter import ElasticStarter, Fleet, Mail
+from ringtrain.runner.start.elastic_starter import ElasticStarter, Fleet, JobReport, Mail
 from ringtrain.runner.start.links import Link, Share
 from ringtrain.runner.start.placement import DiscoveryError, Placement, call_each_second
 
@@ -126,7 +126,7 @@ class ElasticJob:
         }
         call = Call(function, *self._executable)
         placement = ActorPlacement(Nodes(self._resources, self._discovery), call, variables, secret)
-        report = _Report()
+        report = JobReport()
         try:
             fleet = Fleet(limits.least, most, limits.cooldown_s, has_spares=False)
             fleet.set_hosts(placement.hosts())
@@ -145,19 +145,6 @@ class ElasticJob:
 
     def close(self) -> None:
         """Nothing runs between two calls of `run`."""
-
-
-class _Report:
-    """Keeps the reports of the starter."""
-
-    def __init__(self) -> None:
-        self.generation: list[int] = []
-        self.last_lines: list[str] = []
-
-    def __call__(self, report: Mapping[str, Any]) -> None:
-        self.generation = report.get("generation", self.generation)
-        if "last" in report:
-            self.last_lines.append(report["last"])
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 import ray
 from ray.train.backend import Backend, BackendConfig
 
 from ringtrain.job import engine_process, session
-from ringtrain.job.rendezvous.secret import FILE_VARIABLE
 from ringtrain.runner.function import check_env, check_start_timeout
-
-# The secret of this worker's job, open as long as the worker is a rank.
-_secret: IO[bytes] | None = None
 
 
 @dataclass
@@ -67,7 +61,7 @@ class _RingtrainBackend(Backend):
         timeout = {"RINGTRAIN_START_TIMEOUT_S": f"{backend_config.start_timeout_s:g}"}
         variables = engine_process.variables_of_ranks(nodes, place, {**timeout, **backend_config.env})
         for rank, of_rank in enumerate(variables):
-            worker_group.execute_single(rank, _become_rank, of_rank, secret)
+            worker_group.execute_single(rank, engine_process.become_rank, of_rank, secret)
 
     def on_shutdown(self, worker_group: Any, backend_config: RingtrainConfig) -> None:
         worker_group.execute(_leave)
@@ -75,15 +69,6 @@ class _RingtrainBackend(Backend):
 
 def _open_meeting(secret: bytes) -> str:
     return f"{ray.util.get_node_ip_address()}:{engine_process.open_meeting(secret)}"
-
-
-def _become_rank(variables: Mapping[str, str], secret: bytes) -> None:
-    global _secret
-    _secret = tempfile.TemporaryFile()  # noqa: SIM115
-    _secret.write(secret)
-    _secret.flush()
-    os.environ.update(variables)
-    os.environ[FILE_VARIABLE] = f"/proc/{os.getpid()}/fd/{_secret.fileno()}"
 
 
 def _leave() -> None:

@@ -37,7 +37,7 @@ from ringtrain.runner.function import CALL_FILE, RankTraceback, error_file, resu
 from ringtrain.runner.hosts import Host
 from ringtrain.runner.start import agent
 from ringtrain.runner.start.agent import REPORT, Order
-from ringtrain.runner.start.elastic_starter import RESTARTS, ElasticStarter, Fleet, Mail
+from ringtrain.runner.start.elastic_starter import RESTARTS, ElasticStarter, Fleet, JobReport, Mail
 from ringtrain.runner.start.links import ContainerLink, Link, Share
 from ringtrain.runner.start.placement import DiscoveryError, Placement
 from ringtrain.runner.supervise import die_with_parent, rank_wrapper
@@ -149,7 +149,7 @@ class ElasticJob:
         limits, secret, mail = self._limits, secrets.token_bytes(32), Mail()
         output = Output(self._asked.screen, has_prefix=True, are_several=True, has_time=self._asked.has_time)
         placement = TaskPlacement(self._context, limits.most, secret, function, self._asked, output)
-        server, report = None, _Report()
+        server, report = None, JobReport()
         try:
             placement.start(mail.put)
             first = self._await_slots(placement)
@@ -190,20 +190,7 @@ class ElasticJob:
         return min(limits.first, slots)
 
 
-class _Report:
-    """The reports of the starter."""
-
-    def __init__(self) -> None:
-        self.generation: list[int] = []
-        self.last_lines: list[str] = []
-
-    def __call__(self, report: Mapping[str, Any]) -> None:
-        self.generation = report.get("generation", self.generation)
-        if "last" in report:
-            self.last_lines.append(report["last"])
-
-
-def _results(code: int, outcomes: Sequence[Outcome], report: _Report) -> list[Any]:
+def _results(code: int, outcomes: Sequence[Outcome], report: JobReport) -> list[Any]:
     results = {outcome.number: outcome.data for outcome in outcomes if outcome.is_result}
     numbers = [number for number in report.generation if number in results]
     if code == 0 and numbers:

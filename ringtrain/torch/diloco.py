@@ -11,7 +11,7 @@ from ringtrain.compression import Compression
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.wrapped import NamedParameters, ParameterNames, WrappedOptimizer, wrap
 from ringtrain.training.islands import Given
-from ringtrain.training.local_steps import LocalSteps, Settings, named_fragments
+from ringtrain.training.local_steps import HasLocalSteps, LocalSteps, Settings, named_fragments
 
 _KEY = "diloco"  # of the outer half, in a state_dict
 
@@ -105,28 +105,11 @@ def _name_in_fragment(parameter: Any, name_of: Mapping[torch.Tensor, str]) -> st
     return name_of[parameter]
 
 
-class DiLoCoOptimizer(torch.optim.Optimizer):
+class DiLoCoOptimizer(HasLocalSteps, torch.optim.Optimizer):
     """An optimizer whose ranks train alone between outer steps: mixed into the class of the wrapped optimizer."""
-
-    _local_steps: LocalSteps
 
     # Then a GradScaler calls `step` also where gradients have overflowed, and the ranks count the same steps.
     _step_supports_amp_scaling = True
-
-    @property
-    def inner_steps(self) -> int:
-        """How many inner steps this rank has taken, those that a GradScaler left out included."""
-        return self._local_steps.inner_steps
-
-    @property
-    def outer_steps(self) -> int:
-        """How often the last fragment has been synchronised."""
-        return self._local_steps.outer_steps
-
-    @property
-    def is_transferring(self) -> bool:
-        """Whether a difference is under way. `state_dict` waits for it."""
-        return self._local_steps.is_transferring
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, and carry out what is due of the outer step.

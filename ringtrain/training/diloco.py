@@ -7,11 +7,11 @@ from typing import Any
 
 from ringtrain.compression import Compression
 from ringtrain.training.islands import Given
-from ringtrain.training.local_steps import LocalSteps, Settings, named_fragments
+from ringtrain.training.local_steps import HasLocalSteps, LocalSteps, Settings, named_fragments
 from ringtrain.training.optimizer import DistributedOptimizer, check_names
 
 
-class DiLoCo:
+class DiLoCo(HasLocalSteps):
     """An optimizer whose ranks train alone and follow the mean of their changes after every `every` steps.
 
     Use it in place of the optimizer. All ranks construct it together, with the same arguments and parameters, and take
@@ -87,21 +87,6 @@ class DiLoCo:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._optimizer, name, value)
-
-    @property
-    def inner_steps(self) -> int:
-        """How many inner steps this rank has taken."""
-        return self._local_steps.inner_steps
-
-    @property
-    def outer_steps(self) -> int:
-        """How often the last fragment has been synchronised."""
-        return self._local_steps.outer_steps
-
-    @property
-    def is_transferring(self) -> bool:
-        """Whether a difference is under way. `state_dict` waits for it."""
-        return self._local_steps.is_transferring
 
     def step(self, params: Sequence[Any], grads: Sequence[Any]) -> None:
         """Update params with grads, and carry out what is due of the outer step.

@@ -648,3 +648,24 @@ def _end_generation() -> None:
 
 session.at_init(_begin_generation)
 session.at_shutdown(_end_generation)
+
+
+class HasLocalSteps:
+    """An optimizer of DiLoCo, of any array library, as far as all of them are alike."""
+
+    _local_steps: LocalSteps
+
+    @property
+    def inner_steps(self) -> int:
+        """How many inner steps this rank has taken, those that a GradScaler of torch left out included."""
+        return self._local_steps.inner_steps
+
+    @property
+    def outer_steps(self) -> int:
+        """How often the last fragment has been synchronised."""
+        return self._local_steps.outer_steps
+
+    @property
+    def is_transferring(self) -> bool:
+        """Whether a difference is under way. `state_dict` waits for it."""
+        return self._local_steps.is_transferring

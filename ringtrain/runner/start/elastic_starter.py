@@ -258,6 +258,19 @@ class Mail:
             self._wake_up_end = -1
 
 
+class JobReport:
+    """Keeps the reports of a starter that a driver runs itself: the argument `report` of ElasticStarter."""
+
+    def __init__(self) -> None:
+        self.generation: list[int] = []  # numbers of its processes by rank
+        self.last_lines: list[str] = []
+
+    def __call__(self, report: Mapping[str, Any]) -> None:
+        self.generation = report.get("generation", self.generation)
+        if "last" in report:
+            self.last_lines.append(report["last"])
+
+
 class ElasticStarter(Starter[str]):
     """Finds an agent by the name of its host. One thread."""
 
