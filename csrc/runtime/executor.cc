@@ -460,7 +460,12 @@ void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& 
 
 void Executor::remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
   const int id = static_cast<int>(agreement.operation.numbers.front());
-  inbox_.forbid(id);
+  if (agreement.operation.kind == OpKind::close_process_set)
+    inbox_.forbid(id, ErrorKind::shut_down,
+                  "was removed by all its ranks before this operation was complete. Call the operation on all ranks, "
+                  "and wait for it, before remove_process_set() or destroy_process_group()");
+  else
+    inbox_.forbid(id, ErrorKind::failure, "was removed");
   gpus_.close(id);
   residuals_.forget(id);
   sets_.close(id);

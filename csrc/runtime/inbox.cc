@@ -278,17 +278,16 @@ void Inbox::allow(int process_set) {
 }
 
 // Handles are failed when the lock is free: a callback of theirs may submit.
-void Inbox::forbid(int process_set) {
+void Inbox::forbid(int process_set, ErrorKind kind, const std::string& why) {
   std::vector<SubmissionPtr> failed;
   {
     const Lock lock(mutex_);
     allowed_.erase(process_set);
     unnamed_.erase(process_set);
-    failed = take_pending(process_set, ErrorKind::failure);
+    failed = take_pending(process_set, kind);
   }
   for (const SubmissionPtr& one : failed)
-    one->handle->fail(ErrorKind::failure,
-                      title_of(*one->request) + ": process set " + std::to_string(process_set) + " was removed");
+    one->handle->fail(kind, title_of(*one->request) + ": process set " + std::to_string(process_set) + " " + why);
 }
 
 // Of one process set or of all. Notes that it has ended.

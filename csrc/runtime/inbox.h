@@ -91,7 +91,8 @@ class Inbox {
 
   // Whether this rank may use a process set.
   void allow(int process_set) REQUIRES(turn);
-  void forbid(int process_set) REQUIRES(turn);  // fails what is pending for it
+  // Fails what is pending for it; `why`: what has become of it, for messages.
+  void forbid(int process_set, ErrorKind kind, const std::string& why) REQUIRES(turn);
   void set_unnamed(int process_set, int64_t count) REQUIRES(turn);
   void restart_unnamed() REQUIRES(turn);  // counts from 0 in every process set
 

@@ -81,9 +81,9 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
     def _open(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
         self._store, self._ranks, self._rank, self._size = store, ranks, rank, len(ranks)
         self._timeout_s = timeout.total_seconds()
-        self._set, number = meeting.open_set(ranks, timeout)
+        self._set = meeting.open_set(ranks, timeout)
         self._job = meeting.current_job()
-        self._names = Names(self._set, number)
+        self._names = Names(self._set)
         self._title = f'group "{name}"'  # of messages
         self._buckets = Buckets()
         self._lock = threading.RLock()  # names and submissions are in one order

@@ -32,7 +32,7 @@ _USUAL_STALL_S, _LONGEST_STALL_S = 600.0, 86_400.0
 _WORLD = 0  # the process set of all ranks of the job
 
 _lock = threading.Lock()
-_groups_of_all = 0  # how many groups of all ranks the current job has had
+_is_world_used = False  # the current job has had a group on the set of all its ranks
 _is_ours = False  # the job was joined here, so it ends with the last group
 _open_groups = 0
 _jobs = itertools.count(1)
@@ -80,15 +80,15 @@ def _init(timeout: timedelta) -> None:
 
 
 def _begin_job(is_ours: bool) -> None:
-    global _groups_of_all, _is_ours, _job
-    _groups_of_all = 0
+    global _is_world_used, _is_ours, _job
+    _is_world_used = False
     _is_ours = is_ours
     _job = next(_jobs)
 
 
 def _end_job() -> None:
-    global _groups_of_all, _is_ours, _job
-    _groups_of_all = 0
+    global _is_world_used, _is_ours, _job
+    _is_world_used = False
     _is_ours = False
     _job = 0
 
@@ -135,22 +135,19 @@ def _get(store: Any, key: str, end: float, rank: int) -> bytes:
     return value
 
 
-def open_set(ranks: list[int], timeout: timedelta) -> tuple[int, int]:
-    """The number of the process set of these ranks, and how many groups it had before.
+def open_set(ranks: list[int], timeout: timedelta) -> int:
+    """Returns the number of a process set of these ranks, which no other group has or has had.
 
-    Groups of all ranks of the job have the set of the job. Members of any other group open a set for it.
+    The first group of a job that ends with its last group has the set of the job. Members of any other group open one,
+    also where they are all ranks: when they close it, operations that some ranks alone have called end with it.
 
     Raises:
         StalledError: not all members came within the timeout.
     """
-    global _groups_of_all
-    if len(ranks) < session.size():
-        return _opened(ranks, timeout), 0
-    _groups_of_all += 1
-    return _WORLD, _groups_of_all - 1
-
-
-def _opened(ranks: list[int], timeout: timedelta) -> int:
+    global _is_world_used
+    if _is_ours and not elastic_client.is_elastic() and not _is_world_used and len(ranks) == session.size():
+        _is_world_used = True
+        return _WORLD
     handle = open_among(ranks)
     if not is_done_by(handle, time.monotonic() + timeout.total_seconds()):
         raise StalledError(

@@ -49,11 +49,10 @@ class Names:
 
     Args:
         process_set: its number.
-        number: of the group among those that the process set has had.
     """
 
-    def __init__(self, process_set: int, number: int) -> None:
-        self.group = f"group {process_set}.{number}"
+    def __init__(self, process_set: int) -> None:
+        self.group = f"group {process_set}"
         self.calls = 0  # so far
         self._signatures: dict[Hashable, int] = {}
         self._places: dict[tuple[int, ...], _Place] = {}

@@ -73,7 +73,7 @@ def names_of(names, signatures):
 
 def test_a_repeated_step_has_the_same_names_again():
     step = ["a", "b", "a", "c", "a", "a"]
-    names = naming.Names(0, 0)
+    names = naming.Names(0)
     of_steps = [names_of(names, step) for _ in range(20)]
     assert len({name for of_step in of_steps for name in of_step}) <= 8 * (len(step) + 4)
     last = dict(zip(of_steps[-1], step, strict=True))
@@ -82,7 +82,7 @@ def test_a_repeated_step_has_the_same_names_again():
 
 
 def test_ranks_that_have_agreed_so_far_have_one_name_for_what_they_disagree_about():
-    one, other = naming.Names(0, 0), naming.Names(0, 0)
+    one, other = naming.Names(0), naming.Names(0)
     assert names_of(one, "abcab") == names_of(other, "abcab")
     assert one.next("all_reduce", "c").name == other.next("broadcast", "d").name
 
@@ -241,6 +241,80 @@ def test_groups_that_come_and_go_leave_nothing_behind():
         assert not hvd.is_initialized() and not meeting.current_job()
         seen.append(belongings())
     assert all(after <= before for before, after in zip(seen[2], seen[-1], strict=True)), seen
+
+
+def begin_what_no_other_rank_calls():
+    return [
+        dist.all_reduce(torch.ones(3), async_op=True),
+        dist.all_gather_into_tensor(torch.empty(2 * dist.get_world_size()), torch.ones(2), async_op=True),
+        dist.barrier(async_op=True),
+        *(dist.isend(torch.ones(2), 1, tag=tag) for tag in range(2)),
+        dist.irecv(torch.ones(2), 1),
+        *(dist.all_reduce(torch.ones(3), async_op=True) for _ in range(40)),  # more than there are names
+    ]
+
+
+@pytest.mark.ranks(2, 3)
+def test_operations_that_one_rank_alone_has_called_end_with_the_group():
+    for _ in range(3):
+        works = []
+        with default_group() as rank:
+            dist.all_reduce(torch.ones(3))
+            if rank == 0:
+                works = begin_what_no_other_rank_calls()
+                future = works[0].get_future()
+        for work in works:
+            with pytest.raises(hvd.ShutDownError, match=r'of group "\w+".* was removed by all its ranks before'):
+                work.wait()
+        if works:
+            with pytest.raises(RuntimeError, match=r"ShutDownError: all_reduce #2 of group"):
+                future.wait()
+        with default_group() as rank:
+            for count in (3, 2, 1031):
+                dist.all_reduce(tensor := torch.full((count,), rank + 1.0))
+                size = dist.get_world_size()
+                assert torch.equal(tensor, torch.full((count,), size * (size + 1) / 2))
+            if rank < 2:
+                received = torch.empty(2)
+                other = dist.irecv(received, 1 - rank)
+                dist.send(torch.full((2,), 5.0 + rank), 1 - rank)
+                other.wait()
+                assert received.tolist() == [6.0 - rank] * 2
+        pending = [one["name"] for one in _core.last_operations() if not one["ended_s"]]
+        assert not [name for name in pending if name.startswith("group")], pending
+
+
+@pytest.mark.ranks(2, initialised=False)
+def test_operations_that_one_rank_alone_has_called_end_with_the_job_of_the_group():
+    for _ in range(2):
+        works = []
+        with default_group() as rank:
+            if rank == 0:
+                works = begin_what_no_other_rank_calls()
+        for work in works:
+            with pytest.raises(hvd.ShutDownError):
+                work.wait()
+        with default_group():
+            dist.all_reduce(tensor := torch.ones(3))
+            assert tensor.tolist() == [2.0] * 3
+
+
+@pytest.mark.ranks(2)
+def test_operations_under_way_when_all_ranks_destroy_the_group_end_on_all_ranks_alike():
+    for _ in range(5):
+        tensors = [torch.full((1000,), hvd.rank() + 1.0) for _ in range(20)]
+        with default_group():
+            works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        ends = []
+        for work, tensor in zip(works, tensors, strict=True):
+            try:
+                work.wait()
+                assert torch.equal(tensor, torch.full((1000,), 3.0))
+                ends.append(True)
+            except hvd.ShutDownError:
+                ends.append(False)
+        of_ranks = hvd.allgather_object(ends)
+        assert of_ranks[0] == of_ranks[1], of_ranks
 
 
 @pytest.mark.ranks(2)
