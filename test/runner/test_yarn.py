@@ -85,6 +85,14 @@ def read_until(job: subprocess.Popen[str], text: str, times: int = 1) -> str:
     return said
 
 
+def test_importing_what_runs_on_other_hosts_leaves_the_path_of_python_alone() -> None:
+    code = (
+        "import sys; before = list(sys.path); import ringtrain.runner.start.yarn, ringtrain.runner.start.__main__; "
+        "assert sys.path == before, sys.path"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_a_rank_runs_in_each_container_and_those_of_a_host_are_beside_each_other(cluster: YarnDouble) -> None:
     job = ringrun(*YARN, "-np", "4", "--mpi-args=-container_memory 2048", "python", "-c", WHERE, **cluster.environment)
     assert job.returncode == 0, job.stderr

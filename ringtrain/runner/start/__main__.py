@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-# ringtrain's own folder comes last, since it may hold other packages
-sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[3])]
-
 if __name__ == "__main__":
+    # ringtrain's own folder comes last, since it may hold other packages
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[3])]
+
     from ringtrain.runner.start.main import main
 
     sys.exit(main())

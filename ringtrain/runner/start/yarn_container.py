@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-# ringtrain's own folder comes last, since it may hold other packages
-sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[3])]
+if __name__ == "__main__":
+    # ringtrain's own folder comes last, since it may hold other packages
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[3])]
 
-from ringtrain.job.rendezvous.protocol import Connection, StrangerError  # noqa: E402
-from ringtrain.runner.start import agent  # noqa: E402
+from ringtrain.job.rendezvous.protocol import Connection, StrangerError
+from ringtrain.runner.start import agent
 
 _ARRIVE_S = 30.0
 _PAUSE_S = 0.2
