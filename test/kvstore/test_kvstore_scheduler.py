@@ -148,13 +148,13 @@ def test_two_processes_cannot_be_one_worker(tmp_path):
 
 
 def test_a_stranger_is_not_let_in(tmp_path):
-    with job(tmp_path, 1, 0, RINGTRAIN_START_TIMEOUT_S="1") as of_one:
+    with job(tmp_path, 1, 0) as of_one:
         of_one.scheduler()
+        of_one.worker(CLIENT + "time.sleep(60)").wait_for("here")
         (tmp_path / "other").write_bytes(os.urandom(32))
         (tmp_path / "other").chmod(0o600)
-        assert "does not know this job's secret" in of_one.worker(
-            CLIENT, RINGTRAIN_SECRET_FILE=str(tmp_path / "other")
-        ).end(1)
+        other = {"RINGTRAIN_SECRET_FILE": str(tmp_path / "other"), "RINGTRAIN_START_TIMEOUT_S": "1"}
+        assert "does not know this job's secret" in of_one.worker(CLIENT, **other).end(1)
 
 
 WAITS = CLIENT + (
