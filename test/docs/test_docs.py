@@ -36,10 +36,11 @@ def snippets_of(page: str) -> list[str]:
     return [textwrap.dedent(snippet) for snippet in found]
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, initialised=False)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str) -> None:
     torch = pytest.importorskip("torch", reason="the pages are about PyTorch, too")
+    hvd.init()
     torch.manual_seed(hvd.rank())
     for snippet in snippets_of(page):
         if "import jax" in snippet or "import mxnet" in snippet:
@@ -47,7 +48,7 @@ def test_the_code_of_a_page_runs(page: str) -> None:
         if "torch.save" in snippet:
             continue  # test_pasted.py runs it, in a folder of its own
         names = {}  # of its own: a reader may copy any of them
-        exec(snippet.replace("hvd.init()", "None"), names)  # the harness has done it
+        exec(snippet, names)
         if "model" in names:
             weights = torch.nn.utils.parameters_to_vector(names["model"].parameters()).detach().numpy()
         else:
@@ -56,6 +57,7 @@ def test_the_code_of_a_page_runs(page: str) -> None:
         assert np.array_equal(both[0], both[1])
     if page == "docs/arrays.md":
         assert names["params"][0].tolist() == [-0.1] * 3  # a step of 0.1 down a gradient of 1, on both ranks
+    hvd.shutdown()  # ends the process sets that the code has opened
 
 
 def test_the_pages_have_code() -> None:

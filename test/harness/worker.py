@@ -64,6 +64,13 @@ class _World:
             ringtrain.init()
             self._is_shared = True
 
+    def require_clean(self) -> None:
+        """Raises AssertionError where the test leaves process sets: the next tests would meet them."""
+        if self._is_shared and ringtrain.is_initialized():
+            left = {number: ranks for number, ranks in ringtrain.get_process_set_ids_and_ranks().items() if number}
+            self._is_shared = not left
+            assert not left, f"the test leaves process sets: {left}"
+
     def end(self) -> None:
         if self._is_shared:
             ringtrain.shutdown()
@@ -87,6 +94,7 @@ def _run(task: Task, hook: AssertionRewritingHook, world: _World) -> Answer:
         body = getattr(_module(task, hook), task.function)
         world.prepare(task.options, task.initialise)
         body(**pickle.loads(task.pickled_arguments))
+        world.require_clean()
     except pytest.skip.Exception as skip:
         return Answer("skipped", str(skip))
     except BaseException as error:
