@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from ringtrain.runner.start.role_starter import RolePlace
 
 _NO_LIMIT = 1 << 30
-# A host of an elastic job that has vanished is found out in three seconds.
-_SSH_ALIVE = ("-oServerAliveInterval=1", "-oServerAliveCountMax=3")
+# ssh ends the link to a lost host of an elastic job after 3 s.
+_SSH_ALIVE_IF_ELASTIC = ("-oServerAliveInterval=1", "-oServerAliveCountMax=3")
 _HERE = Address("localhost")
 
 
@@ -264,7 +264,7 @@ def _elastic() -> int:
     def command_of(share: Share) -> list[str]:
         if arguments.agent_word:
             return command_by_launcher(share, arguments.agent_word)
-        return command_of_agent(share, os.environ, arguments.ssh_option, _SSH_ALIVE)
+        return command_of_agent(share, os.environ, arguments.ssh_option, _SSH_ALIVE_IF_ELASTIC)
 
     placement = HostPlacement(hosts, command_of, order_of, discovery, _may_hope(terms))
     starter = ElasticStarter(fleet, server, mail, placement, terms.least, _grace_s())
