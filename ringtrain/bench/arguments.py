@@ -19,6 +19,7 @@ examples:
   python -m ringtrain.bench c10d -np 2 --sizes 4,32M --trainings ddp
   python -m ringtrain.bench jax -np 2 --models mlp --rounds 21
   python -m ringtrain.bench scaling --plot scaling.png
+  python -m ringtrain.bench links -np 2 -H h1,h2 --parameters 124M --every 50
   python -m ringtrain.bench latency -np 2 --rounds 21
   python -m ringtrain.bench kvstore -np 1,2,4 --peers ps-lite --plot kvstore.png
   python -m ringtrain.bench allreduce -np 3 -H h1,h2,h3 --network mpi,sockets --cpu --peers none
@@ -55,7 +56,7 @@ def measuring_flags(peers: Sequence[str]) -> argparse.ArgumentParser:
     add(
         "--peers",
         type=functools.partial(_peers, peers),
-        default=",".join(peers),
+        default=",".join(peers) or "none",
         metavar="LIST",
         help="%(default)s (those that are installed) or none",
     )

@@ -24,6 +24,7 @@ from ringtrain.bench.c10d import C10d
 from ringtrain.bench.collectives import COLLECTIVES, Latency, Sweep
 from ringtrain.bench.jax_step import JaxStep
 from ringtrain.bench.kvstore import KVStore
+from ringtrain.bench.links import Links
 from ringtrain.bench.measurement import CannotMeasure, Session
 from ringtrain.bench.ranks import Job, join
 from ringtrain.bench.report import heading
@@ -128,6 +129,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     KVStore(),
     Latency(),
     Overlap(),
+    Links(),
     Scaling(),
     TorchStep(),
     C10d(),

@@ -542,3 +542,48 @@ def test_a_rank_that_measures_alone_does_not_wait_for_ever(tmp_path, monkeypatch
     monkeypatch.setattr(ranks, "_MEETING_S", 0.5)
     with pytest.raises(hvd.StalledError, match="rank 0"):
         ranks.join(["sockets"])
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def test_links_between_hosts_say_what_a_step_would_send(two_hosts, tmp_path):
+    path = tmp_path / "links.json"
+    bench = [sys.executable, "-m", "ringtrain.bench", "links", "--rounds", "2", "--warmup", "1", "--seconds", "0.01"]
+    command = [*bench, "-np", "4", "-H", ",".join(f"{name}:2" for name in two_hosts.names), "--json", str(path)]
+    done = subprocess.run(
+        two_hosts.command_on(0, [*command, "--parameters", "1M", "--every", "10"]),
+        env={**os.environ, **two_hosts.environment, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = results.load(str(path))
+    require_sane(result, [ringtrain_competitor.NAME])
+    assert [row.key for row in result.rows] == [
+        {"link": list(two_hosts.names)},
+        {"operation": "allreduce"},
+        {"operation": "allgather"},
+    ]
+    assert result.facts == [{"hosts": list(two_hosts.names), "ranks": [2, 2], "islands": [[0, 1], [2, 3]]}]
+    sent = {line.rsplit(None, 2)[0]: line.split()[-2] for line in done.stdout.splitlines() if "DiLoCo" in line}
+    # half of the ring's bytes twice: 4 bytes a parameter; the codes have a scale of 4 bytes for each 256 parameters
+    assert sent == {
+        "DiLoCo, every=10": "0.40",
+        "DiLoCo, every=10, fp16": "0.20",
+        "DiLoCo, every=10, int8": "0.10",
+        "DiLoCo, every=10, int4": "0.05",
+    }
+    milliseconds = [float(line.split()[-1]) for line in done.stdout.splitlines() if "DistributedOptimizer" in line]
+    assert milliseconds[0] > milliseconds[1] > 0
+
+
+def test_links_need_two_hosts():
+    assert "all ranks are on one: give several hosts with -H" in start(["-m", "ringtrain.bench", "links"], 1)
+
+
+def test_numbers_of_parameters_have_units():
+    refused = start(["-m", "ringtrain.bench", "links", "--parameters", "many"], 2)
+    assert 'must be a number of parameters such as 25.6M, not "many"' in refused

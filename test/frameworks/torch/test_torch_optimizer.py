@@ -358,7 +358,7 @@ def test_a_closure_sees_averages_and_the_average_loss():
     assert difference(model, alone) < 1e-9
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, timeout=180)  # inductor runs a compiler
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_model(backend):
     model = new_model()
