@@ -146,8 +146,13 @@ class Handle(Generic[Result]):
 
 def keep_until_free(core: _core.Handle | _core.StoreHandle, arrays: Any) -> None:
     """Keep the arrays of an operation that no caller waits for any more as long as they may be read or written."""
-    if not core.is_memory_free():
-        _abandoned.append((core.is_memory_free, arrays))
+    keep_until(core.is_memory_free, arrays)
+
+
+def keep_until(is_over: Callable[[], bool], arrays: Any) -> None:
+    """Keep arrays until a function says that nothing uses them any more."""
+    if not is_over():
+        _abandoned.append((is_over, arrays))
     if len(_abandoned) > 1:
         _forget_done()
 

@@ -72,7 +72,7 @@ def _current_stream(device: int) -> int:
 
 
 # The one without an object for the stream takes a tenth of the time.
-_stream_of_device: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+stream_of_device: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -102,7 +102,7 @@ def _view(tensor: torch.Tensor, dtype: int) -> _View:
     if tensor.is_cpu:
         return tensor.data_ptr(), dtype, tensor.shape
     device = tensor.get_device()
-    return tensor.data_ptr(), dtype, tensor.shape, device, _stream_of_device(device)
+    return tensor.data_ptr(), dtype, tensor.shape, device, stream_of_device(device)
 
 
 def view_in_place(tensor: torch.Tensor) -> _View | None:
@@ -155,7 +155,7 @@ def from_memory(memory: Any, shape: list[int], like: torch.Tensor) -> torch.Tens
     if not isinstance(memory, _core.GpuMemory):
         return torch.from_numpy(memory).view(like.dtype).reshape(shape)
     tensor = torch.empty(shape, dtype=like.dtype, device=f"cuda:{memory.device}")
-    memory.copy_to(tensor.data_ptr(), _stream_of_device(memory.device))
+    memory.copy_to(tensor.data_ptr(), stream_of_device(memory.device))
     return tensor
 
 
@@ -198,7 +198,7 @@ def received_splits(numbers: list[int], sent: Any) -> torch.Tensor:
 
 
 def stream(tensor: torch.Tensor) -> int | None:
-    return _stream_of_device(tensor.get_device()) if _is_on_gpu(tensor) else None
+    return stream_of_device(tensor.get_device()) if _is_on_gpu(tensor) else None
 
 
 def device(tensor: torch.Tensor) -> int:

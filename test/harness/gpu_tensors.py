@@ -14,15 +14,17 @@ autograd's threads, GradScaler, fused optimizers, CUDA graphs, indices in bracke
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from harness.gpu_arrays import cupy
 
+Result = TypeVar("Result")
 _held: list[tuple[Any, Any]] = []  # memory that other streams still use, and where they end to do so
 
 
@@ -201,6 +203,62 @@ def _to(tensor: torch.Tensor, target: Any = None, *, dtype: Any = None, device: 
         return to_gpu(_to_within_cpu(tensor, dtype))
 
 
+class _Future(torch.futures.Future[Result]):
+    """A Future with devices, which a PyTorch for CPUs refuses: it orders the streams as that of a PyTorch for CUDA."""
+
+    def __init__(self, *, devices: list[torch.device] | None = None) -> None:
+        super().__init__()
+        self._devices = devices or []
+        self._events: list[Any] = []
+
+    def set_result(self, result: Result) -> None:
+        for device in self._devices:
+            self._events.append(cupy.cuda.Event(disable_timing=True))
+            self._events[-1].record(cupy.cuda.get_current_stream(device.index))
+        super().set_result(result)
+
+    def _follow(self) -> None:
+        for device, event in zip(self._devices, self._events, strict=True):
+            cupy.cuda.get_current_stream(device.index).wait_event(event)
+
+    def wait(self) -> Result:
+        value = super().wait()
+        self._follow()
+        return value
+
+    def then(self, callback: Any) -> torch.futures.Future[Any]:
+        if not self._devices:
+            return super().then(callback)
+        after = _Future(devices=self._devices)
+
+        def call(_: Any) -> None:
+            with ExitStack() as streams:
+                for device in self._devices:
+                    streams.enter_context(_stream(_Stream(device)))
+                self._follow()
+                try:
+                    after.set_result(callback(self))
+                except Exception as error:
+                    after.set_exception(error)
+
+        self.add_done_callback(call)
+        return after
+
+
+class _Stream:
+    """Another one than any other."""
+
+    def __init__(self, device: torch.device) -> None:
+        with cupy.cuda.Device(device.index):
+            self.of_double = cupy.cuda.Stream(non_blocking=True)
+
+
+@contextmanager
+def _stream(stream: _Stream) -> Iterator[None]:
+    with cupy.cuda.Device(stream.of_double.device_id), stream.of_double:
+        yield
+
+
 class _Event:
     def __init__(self) -> None:
         self._event = cupy.cuda.Event(disable_timing=True)
@@ -234,6 +292,10 @@ def pretend() -> None:
     adapter.PLAIN_TYPES.add(GpuTensor)
     torch.cuda.current_stream = _current_stream  # type: ignore[assignment]
     torch.cuda.Event = _Event  # type: ignore[misc, assignment]
+    torch.cuda.Stream = _Stream  # type: ignore[misc, assignment]
+    torch.cuda.stream = _stream  # type: ignore[misc, assignment]
+    torch.cuda.get_device_capability = lambda device: (8, 0)  # type: ignore[misc, assignment]
+    torch.futures.Future = _Future  # type: ignore[misc, assignment]
     torch.cuda.device = lambda device: cupy.cuda.Device(device.index)  # type: ignore[misc, assignment]
 
 

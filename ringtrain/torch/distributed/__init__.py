@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ringtrain.torch.distributed import backward, builtin_hooks, meeting
-from ringtrain.torch.distributed.group import ProcessGroup as ProcessGroup
+from ringtrain.torch.distributed.group import DEVICES, ProcessGroup as ProcessGroup
 from ringtrain.torch.distributed.transfers import AnySource, Transfer
 from ringtrain.torch.distributed.work import Work as Work, keep_for_reducers
 
@@ -125,7 +125,7 @@ def _register() -> None:
     builtin_hooks.take_hooks_of_python()
     if _BACKEND not in dist.Backend.backend_list:
         register_rendezvous_handler(meeting.SCHEME, meeting.rendezvous)
-    dist.Backend.register_backend(_BACKEND, _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(_BACKEND, _create, extended_api=True, devices=DEVICES)
     _torch.monitored_barrier = dist.monitored_barrier = monitored_barrier
     if os.environ.get(_AS_GLOO_VARIABLE, "0") not in ("", "0"):
         replace_gloo()

@@ -17,18 +17,19 @@ from torch._C._autograd import _profiler_enabled
 
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
+from ringtrain.arrays.adapter import View
 from ringtrain.errors import ShutDownError, StalledError
 from ringtrain.torch.distributed import meeting
 from ringtrain.torch.distributed.buckets import Buckets, is_called_by_backward
 from ringtrain.torch.distributed.monitoring import missing_at
 from ringtrain.torch.distributed.naming import Call, Names
 from ringtrain.torch.distributed.prepared import Prepared, prepare
+from ringtrain.torch.distributed.streams import order_of
 from ringtrain.torch.distributed.transfers import AnySource, Transfer
 from ringtrain.torch.distributed.views import (
     BITWISE,
     RedOp,
     Tensor,
-    View,
     assign,
     bytes_view_of,
     contiguous,
@@ -36,18 +37,23 @@ from ringtrain.torch.distributed.views import (
     deliver,
     elements_of,
     gathered_rows,
+    host_copy,
     list_of,
     needs_all_values,
+    nothing_of,
     op_of,
     reduction_of,
+    require_one_place,
     shares_memory,
     view_of,
+    with_shape,
 )
 from ringtrain.torch.distributed.work import Work, shown_in_profiles, submitted
 
 # Its methods have other forms from version to version.
 _OfTorch: Any = dist.ProcessGroup
 _AllreduceOptions = dist.AllreduceOptions
+DEVICES = ["cpu", "cuda"] if torch.version.cuda is not None else ["cpu"]
 _NO_TIMEOUT = _AllreduceOptions().timeout  # of options that have none
 _all_reduce_code = inspect.unwrap(dist.all_reduce).__code__
 _DONE = Work.done([])  # for torch.distributed.all_reduce(), which waits for it and returns nothing
@@ -57,8 +63,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
     """A group that `torch.distributed.init_process_group("ringtrain")` or `new_group()` makes.
 
     Its operations may be called by name, too, as those of any ProcessGroup: `group.allreduce([tensor]).wait()`. Each
-    returns a Work. Tensors are dense and in host memory, of any dtype that is not quantized; those that are not
-    contiguous are copied on their way.
+    returns a Work. Tensors are dense, in host memory or on the GPU of this rank, of any dtype that is not quantized;
+    those that are not contiguous are copied on their way.
 
     Raised by the call: ShutDownError after destroy_process_group(); ValueError for a tensor on another device, shapes
     that do not fit together, a rank that the group does not have; TypeError for an op that the dtype does not have.
@@ -142,11 +148,11 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in DEVICES]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        if torch.device(device).type != "cpu":
-            raise ValueError(f"ringtrain's groups are for tensors in host memory, not on {device}")
+        if torch.device(device).type not in DEVICES:
+            raise ValueError(f"ringtrain's groups are for tensors on {' and '.join(DEVICES)}, not on {device}")
         return self
 
     supports_coalescing = False
@@ -206,6 +212,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         it cannot. `detail`: what else messages say of it.
         """
         self._require_open(kind)
+        require_one_place((*inputs, *outputs), f"{kind} of {self._title}")
         with self._lock:
             number = self._names.number_of((kind, signature, op, root))
             is_repeated = self._names.upcoming().kind == kind
@@ -225,6 +232,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             results,
             then,
             self._timeout_of(opts),
+            order_of(inputs[0]) if inputs else None,
         )
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -247,7 +255,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
         longest = max((work._timeout_s for work in works), default=self._timeout_s)
         title = works[0]._title if works else f"nothing of {self._title}"
-        return Work(title, handles, works, results, finish, longest)
+        order = next((work._order.again() for work in works if work._order is not None), None)
+        return Work(title, handles, works, results, finish, longest, order)
 
     def _start_coalescing(self, device: Any) -> None:
         self._coalesced = []
@@ -312,10 +321,10 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         memory = [contiguous(tensor, kind) for tensor in tensors]
         views = [view_of(one, kind) for one in memory]
         reduction = reduction_of(op, tensors, kind)
-        signature = tuple(view[1:] for view in views)
+        signature = tuple(view[1:3] for view in views)
         finish = copies_back(tensors, memory)
         again = None
-        if len(views) == 1 and finish is None:
+        if len(views) == 1 and finish is None and tensors[0].is_cpu:
             again = functools.partial(prepare, tensors[0], views[0], self._set, reduction, op)
         return self._submit(
             *(kind, OpKind.ALLREDUCE, signature, views, views, reduction),
@@ -331,7 +340,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         """The engine has no such reduction, so all ranks get all values and reduce them."""
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             raise TypeError(f"{kind} of {self._title}: {op.name} is for integers and bool, not for {tensor.dtype}")
-        gathered = torch.empty((self._size, *tensor.shape), dtype=tensor.dtype)
+        gathered = torch.empty((self._size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
 
         def finish(_: _core.Handle) -> None:
             assign(tensor, functools.reduce(BITWISE[op], gathered.unbind(0)))
@@ -357,7 +366,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
         handles = [*all_indices._handles, *all_values._handles]
         arrays = (indices, values)
-        return Work(all_values._title, handles, arrays, [tensor], finish, all_values._timeout_s)
+        order = None if all_values._order is None else all_values._order.again()
+        return Work(all_values._title, handles, arrays, [tensor], finish, all_values._timeout_s, order)
 
     def _gather_rows(self, kind: str, rows: Tensor, opts: Any) -> Work:
         """Of each rank as many as it has."""
@@ -376,7 +386,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             return self._join([self._reduce_bitwise("reduce", tensor, op, opts) for tensor in given], given)
         memory = [contiguous(tensor, "reduce") for tensor in given]
         views = [view_of(one, "reduce") for one in memory]
-        signature = (place, *(view[1:] for view in views))
+        signature = (place, *(view[1:3] for view in views))
         return self._submit(
             *("reduce", OpKind.ALLREDUCE, signature, views, views, reduction_of(op, given, "reduce")),
             root=place,  # compared only: all ranks have the sums
@@ -430,13 +440,14 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
                 whole.wait()
                 assign(output, own[self._rank].reshape(output.shape))
 
-            return Work(whole._title, whole._handles, whole, [output], take_part, whole._timeout_s)
+            order = None if whole._order is None else whole._order.again()
+            return Work(whole._title, whole._handles, whole, [output], take_part, whole._timeout_s, order)
         source = contiguous(given, kind)
         target = contiguous(output, kind)
         out = view_of(target, kind)
         view = view_of(source, kind, (self._size, *out[2]))
         return self._submit(
-            *(kind, OpKind.REDUCESCATTER, view[1:], [view], [out], reduction_of(op, [given], kind)),
+            *(kind, OpKind.REDUCESCATTER, view[1:3], [view], [out], reduction_of(op, [given], kind)),
             opts=opts,
             arrays=(source, target),
             results=[output],
@@ -453,7 +464,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         memory = [contiguous(tensor, "broadcast") for tensor in given]
         views = [bytes_view_of(one, "broadcast") for one in memory]
         return self._submit(
-            *("broadcast", OpKind.BROADCAST, tuple(view[1:] for view in views), views, views),
+            *("broadcast", OpKind.BROADCAST, tuple(view[1:3] for view in views), views, views),
             root=place,
             opts=opts,
             arrays=memory,
@@ -494,7 +505,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         counts = [output.numel() for output in outputs]
         if len(set(counts)) > 1:
             return self._gather_uneven(kind, outputs, given, opts)
-        gathered = torch.empty(self._size * given.numel(), dtype=given.dtype)
+        gathered = torch.empty(self._size * given.numel(), dtype=given.dtype, device=given.device)
 
         def finish(_: _core.Handle) -> None:
             for output, values in zip(outputs, gathered.split(counts), strict=True):
@@ -545,9 +556,9 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
     ) -> Work:
         """`target` is contiguous. One row for each rank, so that ranks with different ones are told."""
         source = contiguous(given, kind)
-        address, dtype, shape = bytes_view_of(source, kind)
+        view = bytes_view_of(source, kind)
         return self._submit(
-            *(kind, OpKind.ALLGATHER, (dtype, shape, *signature), [(address, dtype, (1, *shape))]),
+            *(kind, OpKind.ALLGATHER, (*view[1:3], *signature), [with_shape(view, (1, *view[2]))]),
             outputs=[bytes_view_of(target, kind)],
             opts=opts,
             arrays=(source, target),
@@ -572,14 +583,14 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         target = list_of(outputs)[0]
         root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
         meeting.place(self._ranks, root)
-        sent = [target.detach().reshape(-1)[:0]]
+        sent = [nothing_of(target)]
         splits = [0] * self._size
         if root == self._rank:
             parts = list(inputs if isinstance(inputs[0], Tensor) else inputs[0])
             self._require_list("scatter", parts, target)
             sent = [part.detach().reshape(-1) for part in parts]
             splits = [part.numel() for part in parts]
-        targets = [target if one == root else target.detach().reshape(-1)[:0] for one in range(self._size)]
+        targets = [target if one == root else nothing_of(target) for one in range(self._size)]
         into = target if contiguous(target, "scatter") is target else None
         return self._exchange("scatter", (root,), sent, splits, targets, target, opts, results=[target], into=into)
 
@@ -665,8 +676,9 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         """
         together = sent[0] if len(sent) == 1 else torch.cat(sent)
         source = contiguous(together, kind)
-        address, dtype, (count,) = bytes_view_of(source, kind)
-        factor = count // together.numel() if together.numel() else elements_of(like, kind)
+        view = bytes_view_of(source, kind)
+        (count,) = view[2]
+        factor = count // together.numel() if together.numel() else elements_of(like)
         expected = [target.numel() * factor for target in targets] if targets else [0] * self._size
         is_apart = into is not None and not shares_memory(into, source)
         outputs = [bytes_view_of(into, kind)] if into is not None and is_apart else []
@@ -684,7 +696,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
                 then(handle)
 
         return self._submit(
-            *(kind, OpKind.ALLTOALL, (dtype, *signature), [(address, dtype, (count,))]),
+            *(kind, OpKind.ALLTOALL, (view[1], *signature), [view]),
             outputs=outputs,
             splits=[split * factor for split in splits],
             opts=opts,
@@ -745,7 +757,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             raise ValueError(f"{kind} of {self._title}: one tensor at a time, not {len(tensors)}")
         self._require_open(kind)
         (tensor,) = tensors
-        memory = contiguous(tensor, kind)
+        memory = host_copy(tensor, kind, kind == "send")
         view = bytes_view_of(memory, kind)
         with self._lock:
             name, title = self._name_of_transfer(source, destination, tag)
@@ -754,7 +766,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             handle = submitted(operation, [view], [] if kind == "send" else [view], (), False, title)
         copies = None if kind == "send" else copies_back([tensor], [memory])
         finish = None if copies is None else functools.partial(copies, handle)
-        work = Transfer(title, (handle,), memory, [tensor], finish, self._timeout_s)
+        order = None if tensor.is_cpu or finish is None else order_of(bytes_view_of(tensor, kind))
+        work = Transfer(title, (handle,), memory, [tensor], finish, self._timeout_s, order)
         work.peer = peer
         if self._coalesced is not None:
             self._coalesced.append(work)

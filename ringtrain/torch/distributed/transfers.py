@@ -11,7 +11,8 @@ import ringtrain._core as _core
 from ringtrain._core import OpKind
 from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.handles import report_failure
-from ringtrain.torch.distributed.views import Tensor
+from ringtrain.torch.distributed.streams import order_of
+from ringtrain.torch.distributed.views import Tensor, view_of
 from ringtrain.torch.distributed.work import Work, end_of_python, is_done_by, submitted
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class AnySource(Transfer):
 
     def __init__(self, group: ProcessGroup, tensors: list[Tensor], tag: int) -> None:
         title = f"recv (from any rank, tag {tag}, of {group._title})"
-        super().__init__(title, (), tensors, tensors, None, group._timeout_s)
+        super().__init__(title, (), tensors, tensors, None, group._timeout_s, order_of(view_of(tensors[0], "recv")))
         self._group, self._tag = group, tag
         self._received: Work | None = None
         self._turn = threading.Lock()
@@ -53,19 +54,25 @@ class AnySource(Transfer):
         self._tell_end()
         if self._error is not None:
             raise self._error
+        self._follow()
         return True
+
+    def _follow(self) -> None:
+        if self._received is not None:
+            self._received._follow()
 
     def is_completed(self) -> bool:
         if not self._is_done and self._advance(0.0):
             self._tell_end()
-        return self._is_done
+        return self._is_done and (self._received is None or self._received.is_completed())
 
     def _watch(self) -> None:
         threading.Thread(target=_wait_for_future, args=([self],), name="ringtrain-futures", daemon=True).start()
 
     def _is_settled(self) -> bool:
         """Whether it is done. Completes its Future then."""
-        is_done = self._advance(0.0 if time.monotonic() < self._deadline else self._deadline)
+        with self._beside():
+            is_done = self._advance(0.0 if time.monotonic() < self._deadline else self._deadline)
         if is_done:
             self._tell_end()
         return is_done
@@ -81,7 +88,9 @@ class AnySource(Transfer):
                 if self._received is not None:
                     if end > 0:
                         self._received._wait_until(end, self._timeout_s)
-                    if self._received.is_completed():
+                    else:
+                        self._received.is_completed()
+                    if self._received._is_done:
                         self._error, self._is_done, self._arrays = self._received._error, True, None
                 if end > 0 and not self._is_done and time.monotonic() >= end:
                     raise StalledError(f"{self._title}: not complete within the timeout")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 import ringtrain._core as _core
 from ringtrain._core import ReduceOp
+from ringtrain.arrays import torch as adapter
+from ringtrain.arrays.adapter import View
 
 Tensor = torch.Tensor
-View = tuple[int, int, tuple[int, ...]]  # address, dtype, shape
 
 _DTYPES: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
@@ -71,15 +72,20 @@ def reduction_of(op: Any, tensors: list[Tensor], kind: str) -> ReduceOp:
     return _OPS[op]
 
 
-def contiguous(tensor: Tensor, kind: str) -> Tensor:
-    """The tensor, or a contiguous copy. Raises ValueError for what is not in host memory."""
-    if tensor.device.type != "cpu":
+def require_movable(tensor: Tensor, kind: str) -> None:
+    """Raises ValueError for what is neither in host memory nor on a GPU of CUDA, TypeError for what is not dense."""
+    if not tensor.is_cpu and adapter.device(tensor) < 0:
         raise ValueError(
-            f"{kind}: the tensor is on {tensor.device}; a ringtrain group takes tensors in host memory: use .cpu(), or "
-            "another backend for this device"
+            f"{kind}: the tensor is on {tensor.device}; a ringtrain group takes tensors in host memory and on GPUs of "
+            "CUDA: use .cpu(), or another backend for this device"
         )
     if tensor.layout is not torch.strided:
         raise TypeError(f"{kind}: the tensor has the layout {tensor.layout}; make it dense with to_dense()")
+
+
+def contiguous(tensor: Tensor, kind: str) -> Tensor:
+    """The tensor, or a contiguous copy. Raises as require_movable()."""
+    require_movable(tensor, kind)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -89,24 +95,57 @@ def view_of(tensor: Tensor, kind: str, shape: tuple[int, ...] | None = None) -> 
     """Returns the view that the core needs of a contiguous tensor: one dimension, unless `shape` says otherwise."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is not None:
-        return tensor.data_ptr(), dtype, (tensor.numel(),) if shape is None else shape
+        return _view(tensor, dtype, (tensor.numel(),) if shape is None else shape)
     dtype = _PARTS.get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"{kind}: ringtrain cannot send {tensor.dtype}")
     doubled = (
         (2 * tensor.numel(),) if shape is None else (*shape[:-1], 2 * tensor.numel() // max(1, math.prod(shape[:-1])))
     )
-    return tensor.data_ptr(), dtype, doubled
+    return _view(tensor, dtype, doubled)
 
 
 def bytes_view_of(tensor: Tensor, kind: str) -> View:
     """As view_of, of any dtype: what is only moved may be bytes."""
     if tensor.dtype in _DTYPES or tensor.dtype in _PARTS:
         return view_of(tensor, kind)
-    return tensor.data_ptr(), _BYTE, (tensor.numel() * tensor.element_size(),)
+    return _view(tensor, _BYTE, (tensor.numel() * tensor.element_size(),))
 
 
-def elements_of(tensor: Tensor, kind: str) -> int:
+def _view(tensor: Tensor, dtype: int, shape: tuple[int, ...]) -> View:
+    if tensor.is_cpu:
+        return tensor.data_ptr(), dtype, shape
+    device = tensor.get_device()
+    return tensor.data_ptr(), dtype, shape, device, adapter.stream_of_device(device)
+
+
+def with_shape(view: View, shape: tuple[int, ...]) -> View:
+    """Returns the view of the same elements in another shape."""
+    return (*view[:2], shape, *view[3:])
+
+
+def require_one_place(views: Sequence[View], title: str) -> None:
+    """Raises ValueError unless all tensors of an operation are in host memory, or all on one GPU."""
+    places = {view[3:4] for view in views}
+    if len(places) > 1:
+        text = " and ".join(f"on GPU {place[0]}" if place else "in host memory" for place in sorted(places))
+        raise ValueError(f"{title}: its tensors are {text}; put them in one place")
+
+
+def host_copy(tensor: Tensor, kind: str, has_values: bool) -> Tensor:
+    """Returns the tensor if it is in host memory, else a tensor there for a message from it or to it.
+
+    Raises as require_movable().
+    """
+    if tensor.is_cpu:
+        return contiguous(tensor, kind)
+    require_movable(tensor, kind)
+    if has_values:
+        return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def elements_of(tensor: Tensor) -> int:
     """How many elements of the core one of its elements is."""
     if tensor.dtype in _PARTS:
         return 2
@@ -114,8 +153,14 @@ def elements_of(tensor: Tensor, kind: str) -> int:
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors may have elements in common."""
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    """Whether two contiguous tensors have elements in common."""
+    first, second = sorted([one, other], key=lambda tensor: tensor.data_ptr())
+    return second.data_ptr() < first.data_ptr() + first.numel() * first.element_size()
+
+
+def nothing_of(tensor: Tensor) -> Tensor:
+    """Returns a tensor without elements, in the same place."""
+    return tensor.detach().reshape(-1).narrow(0, 0, 0)
 
 
 def assign(target: Tensor, values: Tensor) -> None:
@@ -138,14 +183,24 @@ def copies_back(targets: list[Tensor], memory: list[Tensor]) -> Callable[[_core.
 
 def gathered_rows(handle: _core.Handle, like: Tensor) -> Tensor:
     """The rows of all ranks, which are as those of `like`."""
-    ((memory, _, _),) = handle.tensors()
-    return torch.from_numpy(memory).view(like.dtype).reshape(-1, *like.shape[1:])
+    return _allocated(handle, like).reshape(-1, *like.shape[1:])
+
+
+def _allocated(handle: _core.Handle, like: Tensor) -> Tensor:
+    """Returns the elements of a result that the engine has allocated."""
+    ((memory, _, shape),) = handle.tensors()
+    if not math.prod(shape):
+        return torch.empty(0, dtype=like.dtype, device=like.device)
+    if not isinstance(memory, _core.GpuMemory):
+        return torch.from_numpy(memory).view(like.dtype)
+    values = torch.empty(math.prod(shape) // elements_of(like), dtype=like.dtype, device=like.device)
+    memory.copy_to(values.data_ptr(), adapter.stream_of_device(memory.device))
+    return values
 
 
 def deliver(kind: str, targets: list[Tensor], handle: _core.Handle, like: Tensor) -> None:
     """From the memory of the result, one after the other."""
-    ((memory, _, _),) = handle.tensors()
-    values = torch.from_numpy(memory).view(like.dtype) if len(memory) else torch.empty(0, dtype=like.dtype)
+    values = _allocated(handle, like)
     counts = [target.numel() for target in targets]
     if sum(counts) != values.numel():
         raise ValueError(f"{kind}: {values.numel()} elements came, but the outputs have {sum(counts)}")

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -29,11 +29,12 @@ from torch._C._autograd import (
 )
 
 import ringtrain._core as _core
+from ringtrain.arrays.adapter import View
 from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.failure import call_site, waiting
 from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed import backward
-from ringtrain.torch.distributed.views import View
+from ringtrain.torch.distributed.streams import StreamOrder
 
 LOOK_S = 0.2  # how often a wait comes back to Python, for signals
 _NO_TIMEOUT = timedelta(0)
@@ -129,6 +130,7 @@ class Work(dist.Work):
         results: the tensors that have the result.
         finish: called once when all handles are done, before the results are used.
         timeout_s: how long it may take from now on.
+        order: of the operation and torch's streams; None for tensors in host memory.
     """
 
     _handles: Sequence[_core.Handle] = ()
@@ -140,6 +142,7 @@ class Work(dist.Work):
     _ended: torch.futures.Future[None] | None = None
     _is_future_complete = False
     _event: torch.futures.Future[None] | None = None  # ends the event of torch.profiler
+    _order: StreamOrder | None = None
 
     def __init__(
         self,
@@ -149,6 +152,7 @@ class Work(dist.Work):
         results: Any,
         finish: Callable[[], None] | None,
         timeout_s: float,
+        order: StreamOrder | None = None,
     ) -> None:
         super().__init__()
         self._title = title
@@ -158,6 +162,8 @@ class Work(dist.Work):
         self._finish = finish
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
+        if order is not None:
+            self._order = order
 
     @classmethod
     def done(cls, results: Any) -> Work:
@@ -170,6 +176,8 @@ class Work(dist.Work):
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Wait for the result. Returns True.
+
+        On a GPU the current stream waits, and the host does not: what the stream is given from now on sees the result.
 
         Raises:
             RingtrainError: the operation failed; see ringtrain.errors. StalledError after the timeout.
@@ -184,7 +192,22 @@ class Work(dist.Work):
             self._end_event()
         if self._error is not None:
             raise self._error
+        if self._order is not None:
+            try:
+                self._follow()
+            except RingtrainError as error:  # the GPU has failed
+                report_failure(error)
+                raise
         return True
+
+    def _follow(self) -> None:
+        """Makes the current stream wait for the result of an operation that has ended well."""
+        if self._order is not None:
+            self._order.follow(self._handles)
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """For a thread that does not wait for the result: its current stream must not, either."""
+        return nullcontext() if self._order is None else self._order.beside()
 
     def _wait_until(self, deadline: float, timeout_s: float) -> None:
         try:
@@ -210,14 +233,24 @@ class Work(dist.Work):
             try:
                 for handle in self._handles:
                     _core.wait(handle, 0)  # raises if it failed
-                if self._finish is not None:
-                    self._finish()
+                self._make_results()
             except Exception as error:
                 self._end_with(error)
                 return
             self._finish = self._arrays = None
             self._is_done = True
         self._tell_end()
+
+    def _make_results(self) -> None:
+        order = self._order
+        if order is not None:
+            order.follow(self._handles)
+        if self._finish is not None:
+            self._finish()
+            if order is not None:
+                order.note_made()
+        if order is not None:
+            order.keep(self._handles, (self._arrays, self._results))
 
     def _end_with(self, error: Exception) -> None:
         with _settling:
@@ -261,10 +294,12 @@ class Work(dist.Work):
             self._event = None
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, well or not; on the GPU, too."""
         if not self._is_done and all(handle.is_done() for handle in self._handles):
             self._settle()
-        return self._is_done
+        if self._order is None or self._error is not None:
+            return self._is_done
+        return self._is_done and self._order.is_over(self._handles)
 
     def is_success(self) -> bool:
         """Whether it has ended well."""
@@ -291,7 +326,7 @@ class Work(dist.Work):
         with _settling:
             if self._future is not None:
                 return self._future
-            self._ended = torch.futures.Future()
+            self._ended = torch.futures.Future(devices=[] if self._order is None else [self._order.device])
             future = self._future = self._ended.then(lambda _: self._outcome())
             is_done = self._is_done
         if is_done:
@@ -345,7 +380,13 @@ def complete(work: Work) -> None:
             return
         work._is_future_complete = True
     assert work._ended is not None
-    work._ended.set_result(None)
+    with work._beside():
+        try:
+            if work._error is None:
+                work._follow()  # the Future notes where the current stream is
+        except RingtrainError as error:  # the GPU has failed
+            work._error = error
+        work._ended.set_result(None)
 
 
 class _EndOfPython:
@@ -445,7 +486,8 @@ class _Completer:
                 end_of_python.kept += ended
                 return
             for work in ended:
-                work._settle()
+                with work._beside():
+                    work._settle()
             del ended, work
             end_of_python.end()
             with self._lock:
