@@ -15,6 +15,7 @@ from ringtrain.job import session
 from ringtrain.torch.diloco import DiLoCoOptimizer
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.functions import broadcast_object, broadcast_optimizer_state, skeleton_of
+from ringtrain.training.speed_sampler import SpeedSampler
 
 # --- how each kind of object is saved, restored, and made the same on all ranks ---------------------------------------
 
@@ -140,6 +141,7 @@ _registry: _Registry = [
     (torch.optim.lr_scheduler.LRScheduler, LRSchedulerStateHandler),
     (getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), StateDictHandler),
     (ElasticSampler, SamplerStateHandler),
+    (SpeedSampler, StateDictHandler),
 ]
 
 

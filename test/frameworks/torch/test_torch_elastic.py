@@ -390,3 +390,52 @@ def test_an_elastic_sampler_shuffles_in_another_way_in_each_epoch_and_for_each_s
     assert list(range(60)) not in (first, second)
     assert order(seed=40)[0] not in (first, second)
     assert order(shuffle=False) == [list(range(60))] * 3
+
+
+# ------------------------------------------------------------------------------------------------- batches by speed
+
+BY_SPEED = """
+import time
+import torch
+import ringtrain.torch as hvd
+
+hvd.init()
+torch.set_num_threads(1)
+inputs = torch.arange(90.0, dtype=torch.float64)[:, None]
+model = torch.nn.Linear(1, 1, dtype=torch.float64)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1e-4), model.named_parameters())
+sampler = hvd.SpeedSampler(inputs, batch_size=9, every=2)
+loader = torch.utils.data.DataLoader(torch.arange(90), batch_sampler=sampler)
+
+@hvd.elastic.run
+def train(state):
+    while state.epoch < 2:
+        for indices in loader:
+            optimizer.set_weight(len(indices))
+            optimizer.zero_grad()
+            model(inputs[indices]).square().mean().backward()
+            time.sleep(0.002 * len(indices) * (1 + hvd.rank()))
+            sampler.arrive()
+            optimizer.step()
+            for of_rank in hvd.allgather_object(indices.tolist()):
+                state.seen[state.epoch] += of_rank
+            state.commit()
+            print("step", hvd.size(), flush=True)
+        state.epoch += 1
+        sampler.set_epoch(state.epoch)
+
+state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, seen=[[], []])
+train(state)
+for seen in state.seen:
+    print("whole", sorted(seen) == list(range(90)), flush=True)
+"""
+
+
+@SLOW
+def test_a_sampler_by_speed_has_each_sample_once_although_a_rank_dies_in_the_epoch(tmp_path):
+    with elastic_job(BY_SPEED, tmp_path, 3) as job:
+        job.processes[0].wait_for("step 3", 4)
+        job.processes[1].kill()
+        for process in (job.processes[0], job.processes[2]):
+            text = process.ends()
+            assert "step 2" in text and text.count("whole True") == 2, text
