@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ringtrain.arrays.adapter import adapter_for
 
@@ -106,13 +109,62 @@ class BlockCodes:
         return f"Compression.int{self.bits}"
 
 
+class PowerSGD:
+    """Gradients as two thin factors, for `compression=` of a DistributedOptimizer; see `Compression.powersgd`.
+
+    This is not a Compressor: a gradient takes two sums, of which the second needs the result of the first.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        start_step: int,
+        min_compression_rate: float,
+        use_error_feedback: bool,
+        warm_start: bool,
+        random_seed: int,
+    ) -> None:
+        for name, value, least in (("rank", rank, 1), ("start_step", start_step, 0), ("random_seed", random_seed, 0)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"powersgd: {name} must be an integer, not {value!r}")
+            if value < least:
+                raise ValueError(f"powersgd: {name} must be at least {least}, not {value}")
+        if isinstance(min_compression_rate, bool) or not isinstance(min_compression_rate, (int, float)):
+            raise TypeError(f"powersgd: min_compression_rate must be a number, not {min_compression_rate!r}")
+        if not (min_compression_rate > 0 and math.isfinite(min_compression_rate)):
+            raise ValueError(f"powersgd: min_compression_rate must be a finite number above 0: {min_compression_rate}")
+        self.rank = rank
+        self.start_step = start_step
+        self.min_compression_rate = min_compression_rate
+        self.use_error_feedback = bool(use_error_feedback)
+        self.warm_start = bool(warm_start)
+        self.random_seed = random_seed
+
+    def pays(self, shape: Sequence[int]) -> bool:
+        """Whether a gradient of that shape is sent as factors: it has two dimensions, and these are small enough."""
+        if len(shape) < 2:
+            return False
+        rows, columns = shape[0], math.prod(shape[1:])
+        is_smaller = (rows + columns) * self.rank * self.min_compression_rate < rows * columns
+        return is_smaller and self.rank <= min(rows, columns)
+
+    def first_factor(self, name: str, columns: int, step: int) -> npt.NDArray[np.float64]:
+        """Return the factor to begin with, float64[rank, columns]: random numbers, the same ones on all ranks."""
+        seed = [self.random_seed, zlib.crc32(name.encode()), 0 if self.warm_start else step]
+        return np.random.default_rng(seed).standard_normal((self.rank, columns))
+
+    def __repr__(self) -> str:
+        return f"Compression.powersgd({self.rank})"
+
+
 AnyCompressor = type[Compressor] | Compressor
+GradientCompression = AnyCompressor | PowerSGD
 
 
 class Compression:
     """The compressions to choose from, for `compression=` of an allreduce or a DistributedOptimizer.
 
-    `int8` and `int4` are for `DiLoCo` alone: a block of 256 values shares one scale.
+    `int8` and `int4` are for `DiLoCo` alone: a block of 256 values shares one scale. `powersgd` is for optimizers.
     """
 
     none = NoneCompressor
@@ -144,3 +196,32 @@ class Compression:
         Args and errors are those of `two_bit`.
         """
         return QuantizingCompressor("1bit", "one_bit", threshold, force)
+
+    @staticmethod
+    def powersgd(
+        rank: int,
+        *,
+        start_step: int = 0,
+        min_compression_rate: float = 2,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        random_seed: int = 0,
+    ) -> PowerSGD:
+        """Send gradients as two thin factors: PowerSGD (arXiv 1905.13727), for op=Average or Sum of an optimizer.
+
+        A gradient of n x m numbers (all dimensions but the first are one) becomes n x rank and m x rank numbers. Those
+        of float16 and bfloat16 are computed, and sent, in float32. Vectors, and gradients for which this does not pay,
+        travel whole. Mirrors `PowerSGDState` of PyTorch.
+
+        Args:
+            rank: of the approximation; at least 1. 1 to 4 in the paper.
+            start_step: steps in which gradients travel whole before the first factors.
+            min_compression_rate: factors travel where they have so many times fewer numbers than the gradient.
+            use_error_feedback: keep the rest of each gradient on its rank, and add it to the next gradient.
+            warm_start: begin with the factor of the step before; otherwise with other random numbers in each step.
+            random_seed: of the first factors; the same on all ranks.
+
+        Raises:
+            TypeError: an argument is not a number. ValueError: it is out of its range.
+        """
+        return PowerSGD(rank, start_step, min_compression_rate, use_error_feedback, warm_start, random_seed)

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "kernels/factors.h"
 #include "kernels/optimize.h"
 #include "kernels/quantize.h"
 #include "kernels/reduce.h"
@@ -143,6 +144,30 @@ void dequantize_view(const std::string& kind, double threshold, const nb::tuple&
   (add ? add_dequantized : dequantize)(all.quantizer, all.codes, all.values, all.count);
 }
 
+template <typename T>
+void multiply_as(const TensorView& left, const TensorView& right, const TensorView& product, size_t rank) {
+  multiply_factors(static_cast<const T*>(left.address), static_cast<const T*>(right.address),
+                   static_cast<T*>(product.address), rank, static_cast<size_t>(left.spec.count()) / rank,
+                   static_cast<size_t>(right.spec.count()) / rank);
+}
+
+void multiply_factor_views(const nb::tuple& left, const nb::tuple& right, const nb::tuple& product) {
+  const TensorView of_rows = on_host(left), of_columns = on_host(right);
+  const DType dtype = of_rows.spec.dtype;
+  if (dtype != DType::float32 && dtype != DType::float64)
+    throw invalid("multiply_factors works on float32 and float64, not on " + std::string(name_of(dtype)));
+  if (of_rows.spec.shape.size() != 2 || of_columns.spec.shape.size() != 2 || of_rows.spec.shape[0] < 1 ||
+      of_rows.spec.shape[0] != of_columns.spec.shape[0])
+    throw invalid("factors must be matrices with the same number of rows, not " + to_string(of_rows.spec) + " and " +
+                  to_string(of_columns.spec));
+  on_host(right, dtype, of_columns.spec.count());
+  const TensorView out = on_host(product, dtype, of_rows.spec.shape[1] * of_columns.spec.shape[1]);
+  ReleasedGil release;
+  const KeptDenormals kept;
+  const auto rank = static_cast<size_t>(of_rows.spec.shape[0]);
+  (dtype == DType::float32 ? multiply_as<float> : multiply_as<double>)(of_rows, of_columns, out, rank);
+}
+
 // MPI_User_function: MPI calls it from whatever thread makes progress, with the address of its datatype at the end.
 template <DType dtype>
 void sum_for_mpi(void* source, void* source_and_destination, int* count, void*) {
@@ -181,6 +206,8 @@ void bind_kernels(nb::module_& module) {
              nb::arg("codes"), "float32 in two bits or one; see csrc/kernels/quantize.h.");
   module.def("dequantize", &dequantize_view, nb::arg("kind"), nb::arg("threshold"), nb::arg("codes"), nb::arg("values"),
              nb::arg("add"), "Writes the values of the codes, or adds them to the values.");
+  module.def("multiply_factors", &multiply_factor_views, nb::arg("left"), nb::arg("right"), nb::arg("product"),
+             "product[i, j] = sum over k of left[k, i] * right[k, j]; see csrc/kernels/factors.h.");
 }
 
 // The parts of the core that ringtrain.bench needs beside the public API.

@@ -351,7 +351,7 @@ class ArrayState(ObjectState):
             share_arrays(self._by_path(name), root_rank, name)
         for name in self._holders:
             holder = getattr(self, name)
-            share_object(holder.state_dict(), root_rank, name, holder.load_state_dict)
+            share_object(replicated_state_of(holder), root_rank, name, holder.load_state_dict)
 
     def saved_content(self) -> Any:
         arrays = {
@@ -384,6 +384,11 @@ def _has_arrays(value: Any) -> bool:
 def has_state_dict(value: Any) -> bool:
     """Whether it says itself how it is saved and loaded."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def replicated_state_of(holder: Any) -> Any:
+    """Returns the state that is the same on all ranks: with PowerSGD each rank has errors of its own besides."""
+    return getattr(holder, "replicated_state_dict", holder.state_dict)()
 
 
 def _copied(arrays: dict[str, Any], copies: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
-from ringtrain.compression import Compression, QuantizingCompressor
+from ringtrain.compression import Compression, PowerSGD, QuantizingCompressor
 from ringtrain.errors import AdasumError, ranges_of
 from ringtrain.process_sets import ProcessSet
 
@@ -123,6 +123,8 @@ def require_compressor(compression: Any) -> None:
     """Raises TypeError for what does not compress and decompress arrays."""
     if compression is Compression.none or (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         return
+    if isinstance(compression, PowerSGD):
+        raise TypeError(f"{compression!r} is for a DistributedOptimizer, which keeps its state, not for one operation")
     known = isinstance(compression, str) and compression in ("none", "fp16", "bf16")
     remedy = f"; write compression=Compression.{compression}" if known else ""
     raise TypeError(f"compression must be a Compressor, such as Compression.fp16, not {compression!r}{remedy}")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ringtrain._core import ReduceOp
-from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.compression import AnyCompressor, Compression, GradientCompression, PowerSGD
 from ringtrain.engine.requirements import (
     require_compressor,
     require_op,
@@ -20,10 +20,11 @@ from ringtrain.engine.requirements import (
     require_process_set,
 )
 from ringtrain.jax.ops import allreduce
+from ringtrain.jax.power_sgd import PowerSGDReduction, PowerSGDState
 from ringtrain.jax.primitives import require_finite_p
 from ringtrain.jax.trees import Tree
 from ringtrain.job import session
-from ringtrain.ops import Average, Max
+from ringtrain.ops import Average, Max, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 Transformation = TypeVar("Transformation")
@@ -36,7 +37,7 @@ session.at_init(lambda _settings: _taken.clear())
 def distribute(
     optimizer: Transformation,
     op: ReduceOp = Average,
-    compression: AnyCompressor = Compression.none,
+    compression: GradientCompression = Compression.none,
     backward_passes_per_step: int = 1,
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
@@ -58,7 +59,8 @@ def distribute(
     Args:
         optimizer: optax's, or any named tuple of `init` and `update`.
         op: Average, Sum, Adasum, ...
-        compression: how gradients travel, such as Compression.fp16.
+        compression: how gradients travel, such as Compression.fp16, or Compression.powersgd(rank=4), which then has its
+            state in that of the optimizer.
         backward_passes_per_step: update only at every n-th call, with the sum of the gradients of n calls; the other
             updates are zeros. This is optax.MultiSteps, around the distributed optimizer.
         gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it; for Average only.
@@ -72,7 +74,11 @@ def distribute(
         TypeError: an argument is of another type.
         ValueError: an argument is out of its range.
     """
-    reduce = _reduction(op, compression, gradient_predivide_factor, nan_check, prefix, process_set)
+    require_process_set(process_set, "gradients")
+    of_whole = Compression.none if isinstance(compression, PowerSGD) else compression
+    name = prefix or _next_prefix(process_set)
+    checks = nan_check and of_whole is compression  # with PowerSGD the gradients are not what is sent
+    reduce = _reduction(op, of_whole, gradient_predivide_factor, checks, name, process_set)
     wrapped: Any = optimizer
     if not callable(getattr(wrapped, "update", None)) or not hasattr(wrapped, "_replace"):
         raise TypeError(
@@ -85,6 +91,8 @@ def distribute(
         return wrapped.update(reduce(updates, weight), state, params, **extra)
 
     distributed = _taking_weight(wrapped)._replace(update=update)
+    if isinstance(compression, PowerSGD):
+        distributed = _with_power_sgd(wrapped, compression, op, reduce, nan_check, name, process_set)
     if backward_passes_per_step > 1:
         import optax
 
@@ -92,6 +100,34 @@ def distribute(
         distributed = _taking_weight(steps.gradient_transformation())
     whole: Transformation = distributed
     return whole
+
+
+def _with_power_sgd(
+    wrapped: Any,
+    compression: PowerSGD,
+    op: ReduceOp,
+    reduce: Callable[..., Any],
+    nan_check: bool,
+    name: str,
+    process_set: ProcessSet,
+) -> Any:
+    """The optimizer of optax whose state has that of PowerSGD beside its own."""
+    if op not in (Average, Sum):
+        raise ValueError(f"{compression!r} needs op=Average or op=Sum, not {op}")
+
+    power_sgd = PowerSGDReduction(compression, process_set, reduce)
+
+    def init(params: Any) -> PowerSGDState:
+        return PowerSGDState(wrapped.init(params), power_sgd.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None, *, weight: Any = None, **extra: Any) -> Any:
+        averages, kept = power_sgd.reduce(updates, state.power_sgd, weight)
+        if nan_check and process_set.included():
+            averages = _checked(updates, weight, averages, name, process_set)
+        changes, inner = wrapped.update(averages, state.inner, params, **extra)
+        return changes, PowerSGDState(inner, kept)
+
+    return _taking_weight(wrapped)._replace(init=init, update=update)
 
 
 def _taking_weight(optimizer: Any) -> Any:

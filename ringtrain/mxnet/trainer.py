@@ -13,7 +13,7 @@ import numpy as np
 
 from ringtrain import ops
 from ringtrain._core import OpKind
-from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.compression import Compression, GradientCompression, PowerSGD, QuantizingCompressor
 from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import NonFiniteError
 from ringtrain.failure import warn
@@ -22,6 +22,7 @@ from ringtrain.job import session
 from ringtrain.mxnet.engine import averaging, push, raise_failure, takes
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
+from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.optimizer import split_evenly
 from ringtrain.training.replicas import Start, StartCheck, check_replicas, some_elements
 
@@ -40,19 +41,19 @@ class Averaging:
     Args:
         gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it.
         num_groups: reduce in that many groups, each all at once; 0 leaves that to the core.
-        compression: how gradients travel, such as Compression.fp16.
+        compression: how gradients travel, such as Compression.fp16, or Compression.powersgd(rank=4).
         sparse_as_dense: reduce row_sparse gradients as dense ones.
         process_set: the ranks that take part; the others keep their own gradients.
 
     Raises:
-        ValueError: a factor that is not positive, or a negative number of groups.
+        ValueError: a factor that is not positive, or a negative number of groups; groups with PowerSGD.
     """
 
     def __init__(
         self,
         gradient_predivide_factor: float = 1.0,
         num_groups: int = 0,
-        compression: AnyCompressor = Compression.none,
+        compression: GradientCompression = Compression.none,
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
     ) -> None:
@@ -60,6 +61,12 @@ class Averaging:
             raise ValueError(f"num_groups must not be negative, but is {num_groups}")
         self._reduction = averaging(gradient_predivide_factor)
         self._num_groups = num_groups
+        self._factored: GradientBatch | None = None
+        if isinstance(compression, PowerSGD):
+            self._factored = GradientBatch("powersgd", compression, process_set=process_set)
+            if num_groups:
+                self._factored.require_groups()
+            compression = Compression.none
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
@@ -68,6 +75,8 @@ class Averaging:
         """Weigh the gradients of this rank from now on; None: those of all ranks alike. Raises as `require_weight`."""
         if weight is not None:
             weight = require_weight(weight, self._reduction.op, "set_weight")
+        if self._factored is not None:
+            self._factored.set_weight(weight)
         self._reduction = self._reduction._replace(weight=weight)
 
     @property
@@ -84,7 +93,9 @@ class Averaging:
             return
         dense = [one for one in gradients if one.array.stype == "default"]
         rows = [one for one in gradients if one.array.stype != "default"]
-        if isinstance(self._compression, QuantizingCompressor) or not takes([one.array for one in dense]):
+        if self._factored is not None:
+            _average_as_factors(dense, self._factored)
+        elif isinstance(self._compression, QuantizingCompressor) or not takes([one.array for one in dense]):
             self._wait_for_all(dense)
         elif self._num_groups:
             for group in _groups_of(dense, self._num_groups):
@@ -127,8 +138,21 @@ class Averaging:
             average_rows(one.array, one.name, self._process_set)
             return
         dense = one.array.tostype("default")
-        self._push(one.name, [one._replace(array=dense)])
+        if self._factored is not None:
+            _average_as_factors([one._replace(array=dense)], self._factored)
+        else:
+            self._push(one.name, [one._replace(array=dense)])
         dense.tostype(one.array.stype).copyto(one.array)
+
+
+def _average_as_factors(gradients: Sequence[Gradient], batch: GradientBatch) -> None:
+    """Waits for the gradients, and averages copies of them in the memory of the host."""
+    copies = [one.array.asnumpy() for one in gradients]
+    for one, values in zip(gradients, copies, strict=True):
+        batch.ready(one.name, values, one.priority)
+    batch.wait()
+    for one, values in zip(gradients, copies, strict=True):
+        one.array[:] = values
 
 
 def _groups_of(gradients: Sequence[Gradient], count: int) -> Iterator[list[Gradient]]:
@@ -304,7 +328,8 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         params: a ParameterDict, or a dict or list of parameters: the same on all ranks.
         optimizer: its name, or an optimizer.
         optimizer_params: with a name, its arguments.
-        compression: how gradients travel, such as Compression.fp16.
+        compression: how gradients travel, such as Compression.fp16, or Compression.powersgd(rank=4), whose state is in
+            no file of `save_states`.
         gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it.
         prefix: of the names of the gradients; without one trainers are numbered as they are first used.
         num_groups: reduce the gradients in that many groups, each all at once.
@@ -323,7 +348,7 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         params: Any,
         optimizer: Any,
         optimizer_params: Any = None,
-        compression: AnyCompressor = Compression.none,
+        compression: GradientCompression = Compression.none,
         gradient_predivide_factor: float = 1.0,
         prefix: str | None = None,
         num_groups: int = 0,

@@ -72,7 +72,7 @@ def broadcast_optimizer_state(
             f"broadcast_optimizer_state takes a torch.optim.Optimizer, not a {type(optimizer).__name__}; for a model "
             "call broadcast_parameters(model.state_dict(), root_rank)"
         )
-    own = optimizer.state_dict()
+    own = replicated_state_of(optimizer)
     is_new = not own.get("state")
     if session.rank() != root_rank:
         state = _receive(root_rank, process_set)
@@ -82,6 +82,12 @@ def broadcast_optimizer_state(
         _send(own, root_rank, process_set)
     if is_new:
         _leave_zeros(optimizer, model)
+
+
+def replicated_state_of(optimizer: Any) -> dict[str, Any]:
+    """Returns the state that is the same on all ranks: with PowerSGD each rank has errors of its own besides."""
+    state: dict[str, Any] = getattr(optimizer, "replicated_state_dict", optimizer.state_dict)()
+    return state
 
 
 def _put_options_in_place(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:

@@ -98,7 +98,8 @@ class GradientHooks:
         self._sparse_as_dense = sparse_as_dense
         self._shared = shared
         self._finite_check = finite_check
-        self._takes_it_plain = shared is None and finite_check is None  # a gradient, if its batch does
+        # A gradient, if its batch does.
+        self._takes_it_plain = shared is None and finite_check is None and batch.power_sgd is None
         self._default_lr = default_lr
         self._start_check = StartCheck(batch.process_set, batch.full_name)
         self._known: dict[torch.Tensor, _Gradient] = {}  # of all parameters that ever required a gradient
@@ -150,6 +151,17 @@ class GradientHooks:
     def has_begun(self) -> bool:
         """Whether there was a backward pass since the last `synchronize`."""
         return bool(self._begun)
+
+    def compression_state(self, with_errors: bool) -> dict[str, Any] | None:
+        """Returns the state of PowerSGD, see `PowerSGDGradients.state_dict`; None without it."""
+        power_sgd = self._batch.power_sgd
+        return None if power_sgd is None else power_sgd.state_dict(with_errors)
+
+    def load_compression_state(self, state: dict[str, Any] | None) -> None:
+        """Continue from what `compression_state` has returned; from None begin anew."""
+        power_sgd = self._batch.power_sgd
+        if power_sgd is not None:
+            power_sgd.load_state_dict(state) if state is not None else power_sgd.forget()
 
     def is_due(self) -> bool:
         """Whether there are gradients to average: `no_sync` has ended, and something came since `synchronize`."""
@@ -432,6 +444,12 @@ class LocalHooks:
 
     def is_due(self) -> bool:
         return False
+
+    def compression_state(self, with_errors: bool) -> dict[str, Any] | None:
+        return None
+
+    def load_compression_state(self, state: dict[str, Any] | None) -> None:
+        """Does nothing: this rank sends no gradients."""
 
     def owns_any(self, parameters: Sequence[torch.Tensor]) -> bool:
         return False

@@ -18,7 +18,7 @@ import torch
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
-from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.compression import Compression, GradientCompression
 from ringtrain.engine.requirements import require_process_set
 from ringtrain.errors import StepOrderError
 from ringtrain.failure import warn
@@ -44,6 +44,7 @@ from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.replicas import FiniteCheck, default_lr_of
 
 _Closure = Callable[[], Any]
+_POWER_SGD = "powersgd"  # in state_dict()
 _GradScaler: type = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # the former since torch 2.3
 
 # Those that average gradients, in the order of their construction, which is the same on all ranks.
@@ -64,7 +65,7 @@ session.at_shutdown(_begin_anew)
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: NamedParameters | None = None,
-    compression: AnyCompressor = Compression.none,
+    compression: GradientCompression = Compression.none,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
@@ -90,7 +91,7 @@ def DistributedOptimizer(
         optimizer: any of torch.optim.
         named_parameters: such as model.named_parameters(), the same on all ranks: names for errors and the timeline.
             All parameters of the optimizer must be named; None names them by their places.
-        compression: how gradients travel, such as Compression.fp16.
+        compression: how gradients travel, such as Compression.fp16, or Compression.powersgd(rank=4).
         backward_passes_per_step: average only with every n-th backward pass, the sum of n gradients. 1 also stands for
             "as many as there are before the first step", which is when the first gradients travel.
         op: Average, Sum, or Adasum, which combines the changes that the ranks' updates make (arXiv 2006.02924).
@@ -310,6 +311,30 @@ class Distributed(WrappedOptimizer):
         The sum is averaged with the first backward pass after it, or in `step`.
         """
         return self._gradient_hooks.no_sync()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of the wrapped optimizer; with PowerSGD also what it keeps of each gradient, under "powersgd".
+
+        The errors are those of this rank: to resume with the same bits each rank saves its own.
+        """
+        return self._state_dict(with_errors=True)
+
+    def replicated_state_dict(self) -> dict[str, Any]:
+        """Return the part of `state_dict` that is the same on all ranks: without the errors of PowerSGD."""
+        return self._state_dict(with_errors=False)
+
+    def _state_dict(self, with_errors: bool) -> dict[str, Any]:
+        content = super().state_dict()
+        of_compression = self._gradient_hooks.compression_state(with_errors)
+        return content if of_compression is None else {**content, _POWER_SGD: of_compression}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of the wrapped optimizer. PowerSGD begins anew if the state has none of it.
+
+        Raises ValueError if the state is of something else.
+        """
+        self._gradient_hooks.load_compression_state(state_dict.get(_POWER_SGD))
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != _POWER_SGD})
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Average the gradients with every n-th backward pass from now on. As in Horovod."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -11,13 +12,14 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.compression import Compression, GradientCompression, PowerSGD
 from ringtrain.engine.requirements import require_predivide_factor, require_process_set, require_weight
 from ringtrain.engine.submission import How, Operation, Prepared, PreparedTensors, Reduction, start
 from ringtrain.errors import StepOrderError
 from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.training.power_sgd import Factors, PowerSGDGradients
 
 
 class _Numbers:
@@ -64,6 +66,19 @@ class _Gradient(NamedTuple):
     made: _core.GpuPoint | None  # when its values are ready, on a GPU
 
 
+class _Queued(NamedTuple):
+    """A gradient that waits for the others of its step; `factors` is None if it travels whole."""
+
+    gradient: _Gradient
+    factors: Factors | None
+
+
+# Gradients of up to so many elements wait for the factors with PowerSGD: each message of its own is a round trip.
+_FEW_ELEMENTS = 1 << 16
+
+_InFlight = tuple[Handle[Any] | Prepared, str | list[_Gradient]]  # of one name, or of a group
+
+
 class GradientBatch:
     """Averages many named gradients at the same time: `ready` submits each one as soon as it is known, `wait` ends all.
 
@@ -81,13 +96,14 @@ class GradientBatch:
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: a gradient_predivide_factor that is not positive, or one other than 1 without Average.
+        ValueError: a gradient_predivide_factor that is not positive, or one other than 1 without Average; PowerSGD
+            without Average or Sum.
     """
 
     def __init__(
         self,
         prefix: str | None = None,
-        compression: AnyCompressor = Compression.none,
+        compression: GradientCompression = Compression.none,
         op: Any = ops.Average,
         gradient_predivide_factor: float = 1.0,
         scale: float = 1.0,
@@ -97,6 +113,13 @@ class GradientBatch:
         gradient_predivide_factor = require_predivide_factor(gradient_predivide_factor)
         if gradient_predivide_factor != 1 and op != ops.Average:
             raise ValueError("gradient_predivide_factor splits the division of an average, so it needs op=Average")
+        self.power_sgd: PowerSGDGradients | None = None
+        if isinstance(compression, PowerSGD):
+            if op not in (ops.Average, ops.Sum):
+                raise ValueError(f"{compression!r} needs op=Average or op=Sum, not {op}")
+            self.power_sgd = PowerSGDGradients(compression)
+            compression = Compression.none
+        self._queued: list[_Queued] = []
         self.op = op
         self.process_set = process_set
         self._given_prefix = prefix
@@ -108,8 +131,7 @@ class GradientBatch:
         self._group_of: dict[str, tuple[str, ...]] = {}
         self._tensors = PreparedTensors(prepares_new=True)  # of gradients in no group
         self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
-        # Of one name, or of a group.
-        self._in_flight: list[tuple[Handle[Any] | Prepared, str | list[_Gradient]]] = []
+        self._in_flight: list[_InFlight] = []
         _batches.add(self)
 
     def set_weight(self, weight: Any) -> None:
@@ -119,7 +141,7 @@ class GradientBatch:
             StepOrderError: gradients are on their way.
             ValueError: without op=Average, or the weight is negative, NaN or infinite. TypeError: not a number.
         """
-        if self._in_flight or self._gathered:
+        if self._in_flight or self._gathered or self._queued:
             raise StepOrderError(
                 "set_weight() while the gradients are being averaged: call it before backward(), or after step()"
             )
@@ -128,7 +150,7 @@ class GradientBatch:
 
     def forget(self) -> None:
         """Forget the gradients that are ready, since a rank was lost."""
-        self._gathered, self._in_flight = {}, []
+        self._gathered, self._in_flight, self._queued = {}, [], []
 
     def is_in_use(self) -> bool:
         """Whether it was used since the ranks have begun anew, by init() or by join()."""
@@ -145,7 +167,12 @@ class GradientBatch:
         """Reduces the gradients of each group of names together, once the last of them is ready.
 
         A gradient that waits for the others of an earlier group moves to its new one.
+
+        Raises ValueError with PowerSGD.
         """
+        groups = list(groups)
+        if groups:
+            self.require_groups()
         self._tensors.known.clear()
         self._group_of = {name: names for names in map(tuple, groups) if len(names) > 1 for name in names}
         waiting, self._gathered = self._gathered, {}
@@ -153,6 +180,11 @@ class GradientBatch:
             for gradient in gathered.values():
                 _let_current_stream_wait(gradient)
                 self.ready(gradient.name, gradient.array, gradient.priority, gradient.in_place)
+
+    def require_groups(self) -> None:
+        """Raises ValueError with PowerSGD."""
+        if self.power_sgd is not None:
+            raise ValueError("groups are not for Compression.powersgd, whose factors are joined as they come")
 
     def has_group(self, name: str) -> bool:
         """Whether the gradient is reduced together with others."""
@@ -173,6 +205,12 @@ class GradientBatch:
             priority: what is higher is reduced first.
             in_place: overwrite gradient with the average; otherwise only `wait` hands it out, in a new array.
         """
+        if self.power_sgd is not None:
+            factors = self.power_sgd.take(name, gradient, self.weight)
+            if factors is not None or math.prod(gradient.shape) <= _FEW_ELEMENTS:
+                made = current_point(adapter_for(gradient), gradient)
+                self._queued.append(_Queued(_Gradient(name, gradient, priority, in_place, made), factors))
+                return
         if in_place and self.ready_again(name, gradient, priority):
             return
         if name in self._group_of:
@@ -190,7 +228,8 @@ class GradientBatch:
     def ready_again(self, name: str, gradient: Any, priority: int = 0) -> bool:
         """As `ready`, in place, of a gradient that was ready before and has changed only its values and address.
 
-        Returns False, and does nothing, for any other gradient. Called for every gradient in every step.
+        Returns False, and does nothing, for any other gradient. Called for every gradient in every step. With PowerSGD
+        only `ready` knows which gradients travel whole.
         """
         prepared = self._tensors.known.get(name)
         if prepared is None or not self._numbers.are_valid:
@@ -221,21 +260,52 @@ class GradientBatch:
             missing = [name for name in group if name not in gathered]
             raise RuntimeError(f"the gradients {list(gathered)} wait for {missing} of the same group, never made ready")
         in_flight, self._in_flight = self._in_flight, []
-        averages: dict[str, Any] = {}
-        first_error = None
-        for handle, of in in_flight:
-            try:
-                output = handle.wait()
-            except Exception as error:
-                first_error = first_error or error
-            else:
-                if isinstance(of, list):
-                    averages.update(_averages(of, output))
-                else:
-                    averages[of] = output
-        if first_error is not None:
-            raise first_error
+        if self._queued:
+            return self._wait_for_factors(in_flight)
+        averages, error = _end(in_flight)
+        if error is not None:
+            raise error
         return averages
+
+    def _wait_for_factors(self, in_flight: list[_InFlight]) -> dict[str, Any]:
+        """Submits what is queued, waits for it and for what is in flight, and returns the averages."""
+        queued, self._queued = self._queued, []
+        factored = [(one.gradient, one.factors) for one in queued if one.factors is not None]
+        whole = [one.gradient for one in queued if one.factors is None]
+        firsts = [of._replace(array=factors.first, in_place=True) for of, factors in factored]
+        of_firsts, error = _end(self._submit_joined([*firsts, *whole]))
+        second_names = {of.name: f"{of.name}.<Q>" for of, _ in factored}
+        seconds: list[_InFlight] = []
+        if error is None:
+            arrays = [factors.second(of_firsts[of.name]) for of, factors in factored]
+            seconds = self._submit_joined(
+                [
+                    of._replace(name=second_names[of.name], array=array, in_place=True)
+                    for (of, _), array in zip(factored, arrays, strict=True)
+                ]
+            )
+            for _, factors in factored:
+                factors.compute_error()  # while the others travel
+        averages, error_of_whole = _end(in_flight)
+        of_seconds, error_of_seconds = _end(seconds)
+        error = error or error_of_whole or error_of_seconds
+        if error is not None:
+            raise error
+        averages.update((of.name, of_firsts[of.name]) for of in whole)
+        for of, factors in factored:
+            adapter = adapter_for(of.array)
+            averages[of.name] = target = of.array if of.in_place else adapter.empty_like(of.array)
+            adapter.assign(target, factors.result(of_seconds[second_names[of.name]]).reshape(of.array.shape))
+        return averages
+
+    def _submit_joined(self, gradients: list[_Gradient]) -> list[_InFlight]:
+        """Submits all in one group for each dtype and place; ranks may have them in another order."""
+        alike: dict[tuple[str, int], list[_Gradient]] = {}
+        for gradient in sorted(gradients, key=lambda one: one.name):
+            adapter = adapter_for(gradient.array)
+            kind = adapter.dtype_name(gradient.array), adapter.device(gradient.array)
+            alike.setdefault(kind, []).append(gradient)
+        return [self._submit_group(group) for group in alike.values()]
 
     def reduce(
         self, names: Sequence[str], gradients: Sequence[Any], priorities: Sequence[int], in_place: Sequence[bool]
@@ -251,16 +321,16 @@ class GradientBatch:
         gathered[gradient.name] = gradient
         if len(gathered) == len(group):
             del self._gathered[group]
-            self._submit_group([gathered[member] for member in group])
+            self._in_flight.append(self._submit_group([gathered[member] for member in group]))
 
-    def _submit_group(self, gradients: list[_Gradient]) -> None:
+    def _submit_group(self, gradients: list[_Gradient]) -> _InFlight:
         for gradient in gradients:
             _let_current_stream_wait(gradient)
         is_in_place = all(gradient.in_place for gradient in gradients)
         arrays = [gradient.array for gradient in gradients]
         name = self.full_name(f"{gradients[0].name}:{gradients[-1].name}")
         priority = max(gradient.priority for gradient in gradients)
-        self._in_flight.append((self._start(arrays, name, priority, is_in_place), gradients))
+        return self._start(arrays, name, priority, is_in_place), gradients
 
     def _start(self, arrays: Any, name: str, priority: int, in_place: bool) -> Handle[Any]:
         is_group = isinstance(arrays, list)
@@ -276,6 +346,23 @@ class GradientBatch:
                 in_place=in_place,
             )
         )
+
+
+def _end(in_flight: Sequence[_InFlight]) -> tuple[dict[str, Any], Exception | None]:
+    """Waits for all, and returns the averages by name and the first error."""
+    averages: dict[str, Any] = {}
+    first_error = None
+    for handle, of in in_flight:
+        try:
+            output = handle.wait()
+        except Exception as error:
+            first_error = first_error or error
+        else:
+            if isinstance(of, list):
+                averages.update(_averages(of, output))
+            else:
+                averages[of] = output
+    return averages, first_error
 
 
 def _let_current_stream_wait(gradient: _Gradient) -> None:

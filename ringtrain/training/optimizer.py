@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from ringtrain import ops
-from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.compression import Compression, GradientCompression
 from ringtrain.engine.requirements import require_passes
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
 from ringtrain.training.gradient_batch import GradientBatch
+from ringtrain.training.power_sgd import PowerSGDGradients
 from ringtrain.training.replicas import (
     FiniteCheck,
     Start,
@@ -69,7 +70,7 @@ class DistributedOptimizer:
         optimizer: the optimizer to wrap.
         named_parameters: (name, parameter) pairs, or a dict, in the order of the parameters; the names replace the
             indices in errors and the timeline.
-        compression: how gradients travel, such as Compression.fp16.
+        compression: how gradients travel, such as Compression.fp16, or Compression.powersgd(rank=4).
         backward_passes_per_step: update only at every n-th call, with the sum of the gradients of n calls.
         op: Average, Sum, ...
         gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it, which keeps
@@ -112,7 +113,7 @@ class DistributedOptimizer:
         self,
         optimizer: Any,
         named_parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
-        compression: AnyCompressor = Compression.none,
+        compression: GradientCompression = Compression.none,
         backward_passes_per_step: int = 1,
         op: Any = ops.Average,
         gradient_predivide_factor: float = 1.0,
@@ -135,11 +136,14 @@ class DistributedOptimizer:
             scale=1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0,
             process_set=process_set,
         )
+        checked_groups = _checked_groups(num_groups, groups, names)
+        if checked_groups:
+            batch.require_groups()
         # Straight into __dict__: an assignment would reach for the wrapped optimizer, see __setattr__.
         vars(self).update(
             _optimizer=optimizer,
             _names=names,
-            _groups=_checked_groups(num_groups, groups, names),
+            _groups=checked_groups,
             _accumulator=_Accumulator(backward_passes_per_step),
             _process_set=process_set,
             _batch=batch,
@@ -154,6 +158,9 @@ class DistributedOptimizer:
         if name.startswith("__") or name in _OWN_ATTRIBUTES:
             # copy and pickle ask for these before the wrapper has its attributes.
             raise AttributeError(name)
+        power_sgd = self._batch.power_sgd
+        if power_sgd is not None and name in _STATE_METHODS and hasattr(self._optimizer, "state_dict"):
+            return getattr(_StateWithPowerSGD(self._optimizer, power_sgd), name)
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -265,6 +272,32 @@ class DistributedOptimizer:
 
 
 _OWN_ATTRIBUTES = tuple(DistributedOptimizer.__annotations__)
+
+
+class _StateWithPowerSGD:
+    """The state of the wrapped optimizer, and with it what PowerSGD keeps of each gradient, under "powersgd"."""
+
+    def __init__(self, optimizer: Any, power_sgd: PowerSGDGradients) -> None:
+        self._optimizer = optimizer
+        self._power_sgd = power_sgd
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._optimizer.state_dict(), "powersgd": self._power_sgd.state_dict()}
+
+    def replicated_state_dict(self) -> dict[str, Any]:
+        """Returns the part that is the same on all ranks."""
+        return {**self._optimizer.state_dict(), "powersgd": self._power_sgd.state_dict(with_errors=False)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continues; begins anew with the factors if the state has none."""
+        if "powersgd" in state_dict:
+            self._power_sgd.load_state_dict(state_dict["powersgd"])
+        else:
+            self._power_sgd.forget()
+        self._optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "powersgd"})
+
+
+_STATE_METHODS = ("state_dict", "replicated_state_dict", "load_state_dict")
 
 
 def _is_writable(array: Any) -> bool:

@@ -1,8 +1,9 @@
-"""Loss over seconds on slow links: DiLoCo beside data parallelism, plain and with fp16, on two simulated hosts.
+"""Loss over seconds on slow links: DiLoCo beside data parallelism, plain, with fp16 and with PowerSGD, on two hosts.
 
-In test/: `python -m measure.links --rate 50mbit`. Needs root and PyTorch; see test/harness/hosts.py. A character model
-of 5.5 million parameters learns the text of Python's help. A rank is on each host; frames take 25 ms from one host to
-the other, so a round trip takes 50 ms. All ways take the same steps with the same batches of each rank.
+In test/: `python -m measure.links --rate 50mbit`. The hosts are simulated, so it needs root (test/harness/hosts.py),
+and PyTorch. A character model of 5.5 million parameters learns the text of Python's help. A rank is on each host;
+frames take 25 ms from one host to the other, so a round trip takes 50 ms. All ways take the same steps with the same
+batches of each rank.
 
 A step of data parallelism computes the same on any link. So its losses come from a run without a limit, and its seconds
 from some steps on the slow link: `steps x seconds of a step`. DiLoCo trains on the slow link from the first to the last
@@ -27,7 +28,7 @@ from harness.hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
 
 CHARACTERS, CONTEXT = 128, 16
 ONE_WAY_S = 0.025
-DATA_PARALLEL = {"plain": "none", "fp16": "fp16"}
+DATA_PARALLEL = ("plain", "fp16", "PowerSGD, rank 4")
 DILOCO: dict[str, dict[str, Any]] = {
     "DiLoCo": {},
     "DiLoCo fp16, 4 fragments": {"fragments": 4, "overlap": 2, "compression": "fp16"},
@@ -68,7 +69,8 @@ def train(way: str, steps: int, options: argparse.Namespace) -> None:
     adam = torch.optim.AdamW(model.parameters(), lr=options.lr)
     optimizer: Any
     if way in DATA_PARALLEL:
-        compression = getattr(hvd.Compression, DATA_PARALLEL[way])
+        of_way = {"plain": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+        compression = of_way.get(way) or hvd.Compression.powersgd(rank=4)
         optimizer = hvd.DistributedOptimizer(adam, model.named_parameters(), compression=compression)
     else:
         how = dict(DILOCO[way])
@@ -178,7 +180,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32, help="of each rank (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=1e-3, help="default: %(default)s")
     parser.add_argument("--evaluate-every", type=int, default=25, metavar="STEPS", help="default: %(default)s")
-    parser.add_argument("--ways", nargs="+", default=list(DILOCO), help="of DiLoCo (default: all)")
+    parser.add_argument("--ways", nargs="*", default=list(DILOCO), help="of DiLoCo (default: all)")
     parser.add_argument("--json", metavar="FILE", help="write all points there, too")
     parser.add_argument("--plot", metavar="FILE", help="draw the loss over seconds at the last rate")
     parser.add_argument("--rank", help=argparse.SUPPRESS)  # the way to train by, on each rank

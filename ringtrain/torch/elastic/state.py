@@ -14,7 +14,12 @@ from ringtrain.elastic.states import ObjectState
 from ringtrain.job import session
 from ringtrain.torch.diloco import DiLoCoOptimizer
 from ringtrain.torch.elastic.sampler import ElasticSampler
-from ringtrain.torch.functions import broadcast_object, broadcast_optimizer_state, skeleton_of
+from ringtrain.torch.functions import (
+    broadcast_object,
+    broadcast_optimizer_state,
+    replicated_state_of,
+    skeleton_of,
+)
 from ringtrain.training.speed_sampler import SpeedSampler
 
 # --- how each kind of object is saved, restored, and made the same on all ranks ---------------------------------------
@@ -107,7 +112,7 @@ class OptimizerStateHandler(StateDictHandler):
         super().__init__(optimizer)
 
     def sync_from(self, root_rank: int) -> None:
-        skeleton, tensors = skeleton_of(self.value.state_dict())
+        skeleton, tensors = skeleton_of(replicated_state_of(self.value))
         if states.is_same(skeleton, "optimizer"):
             named = {str(number): tensor for number, tensor in enumerate(tensors)}
             states.share_arrays(named, root_rank, "optimizer")
