@@ -96,41 +96,82 @@ def test_the_trainjob_runs_on_a_runtime_whose_processes_share_a_secret() -> None
     require_shared_secret(pod)
 
 
-def test_the_pods_of_the_plain_job_find_rank_0_and_run(tmp_path: Path) -> None:
+def variables_of(container: dict[str, Any]) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in container["env"]}
+
+
+def require_place_of_rank_0(job: dict[str, Any], host: str) -> None:
+    """Each pod of an Indexed Job knows how many there are, and the name of the first one."""
+    spec = job["spec"]
+    assert spec["completionMode"] == "Indexed"
+    variables = variables_of(spec["template"]["spec"]["containers"][0])
+    assert int(variables["RINGTRAIN_SIZE"]) == spec["completions"] == spec["parallelism"]
+    assert variables["RINGTRAIN_RENDEZVOUS"].rpartition(":")[0] == host
+
+
+def test_the_pods_of_the_plain_job_find_rank_0() -> None:
     service, job = yaml.safe_load_all((FOLDER / "job.yaml").read_text())
-    name, spec = job["metadata"]["name"], job["spec"]
-    assert (job["apiVersion"], job["kind"], spec["completionMode"]) == ("batch/v1", "Job", "Indexed")
+    name, subdomain = job["metadata"]["name"], job["spec"]["template"]["spec"]["subdomain"]
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
     assert service["spec"]["selector"] == {"job-name": name}
-    pod = spec["template"]["spec"]
+    assert subdomain == service["metadata"]["name"]
+    require_place_of_rank_0(job, f"{name}-0.{subdomain}")
+
+
+def test_the_pods_of_the_jobset_find_rank_0_and_are_otherwise_those_of_the_plain_job() -> None:
+    """JobSet names a pod after the set, its job, the number of the job and its own, in a service of the set's name."""
+    _, job = yaml.safe_load_all((FOLDER / "job.yaml").read_text())
+    jobset = manifest("jobset.yaml")
+    name = jobset["metadata"]["name"]
+    (replicas,) = jobset["spec"]["replicatedJobs"]
+    assert replicas["replicas"] == 1
+    require_place_of_rank_0(replicas["template"], f"{name}-{replicas['name']}-0-0.{name}")
+    pods = [one["spec"]["template"]["spec"] for one in (job, replicas["template"])]
+    del pods[0]["subdomain"]
+    for pod in pods:
+        del next(one for one in pod["containers"][0]["env"] if one["name"] == "RINGTRAIN_RENDEZVOUS")["value"]
+    assert pods[0] == pods[1]
+
+
+def test_the_command_of_the_pods_trains(tmp_path: Path) -> None:
+    """As two pods on this host, with the variable that the controller of Jobs sets."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    _, job = yaml.safe_load_all((FOLDER / "job.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
     require_shared_secret(pod)
     (container,) = pod["containers"]
-    variables = {variable["name"]: variable["value"] for variable in container["env"]}
-    assert int(variables["RINGTRAIN_SIZE"]) == spec["completions"] == spec["parallelism"]
-    assert variables["RINGTRAIN_RENDEZVOUS"].startswith(f"{name}-0.{pod['subdomain']}:")
-    assert pod["subdomain"] == service["metadata"]["name"]
     shell, flag, command = container["command"]
     require_script(command.split())
-    # the command, as two pods on this host
     (tmp_path / "secret").write_bytes(b"x" * 32)
     (tmp_path / "secret").chmod(0o440)
     own = {
         **os.environ,
-        **variables,
+        **variables_of(container),
         "RINGTRAIN_SIZE": "2",
         "RINGTRAIN_RENDEZVOUS": f"localhost:{free_port()}",
         secret.FILE_VARIABLE: str(tmp_path / "secret"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),
     }
-    script = "import ringtrain as hvd, numpy as np; hvd.init(); print(hvd.allreduce(np.ones(1), op=hvd.Sum))"
-    command = command.replace("python examples/torch_digits.py", f"{sys.executable} -c '{script}'")
     pods = [
         subprocess.Popen(
-            [shell, flag, command], env={**own, "JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.PIPE, text=True
+            [shell, flag, f"{command} --epochs 4"],
+            cwd=ROOT,
+            env={**own, "JOB_COMPLETION_INDEX": str(index)},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for index in range(2)
     ]
-    assert [one.communicate(timeout=60)[0] for one in pods] == ["[2.]\n"] * 2
+    try:
+        printed = [one.communicate(timeout=180)[0] for one in pods]
+    finally:
+        for one in pods:
+            one.kill()
+    assert [one.returncode for one in pods] == [0, 0] and not printed[1]
+    (accuracy,) = re.findall(r"^test accuracy (\S+) on 2 ranks$", printed[0], re.MULTILINE)
+    assert float(accuracy) > 0.9
 
 
 SCHEMAS = yaml.safe_load(Path(__file__).with_name("kubernetes_schemas.yaml").read_text())
@@ -198,6 +239,11 @@ WRONG = {
             "spec.template.spec.volumes[0].emptyDir: 'Memory' is not EmptyDirVolumeSource",
         ),
         "subdomain:": ("subDomain:", "spec.template.spec: PodSpec has no subDomain"),
+    },
+    "jobset.yaml": {
+        "v1alpha2": ("v1", "JobSet: jobset.x-k8s.io/v1"),
+        "replicatedJobs:": ("jobs:", "spec: JobSetSpec has no jobs"),
+        "maxRestarts: 3": ("restarts: 3", "spec.failurePolicy: FailurePolicy has no restarts"),
     },
     "mpijob.yaml": {
         "v2beta1\n": ("v1\n", "MPIJob: kubeflow.org/v1"),
