@@ -193,7 +193,7 @@ build/aarch64/.installed: release/emulated.py release/wheels.py pyproject.toml s
 # Python finds there what $(VENV) has, ringtrain and PyTorch too, so nothing is compiled or downloaded again.
 .venv-loggers/.installed: PACKAGES := tensorboard mlflow-skinny wandb
 .venv-dask/.installed: PACKAGES := distributed
-.venv-ray/.installed: PACKAGES := "ray[train]"
+.venv-ray/.installed: PACKAGES := "ray[client,train]"
 .venv-spark/.installed: PACKAGES := pyspark pyarrow pandas
 .venv-trainers/.installed: PACKAGES := "lightning>=2.6,<3" "accelerate>=1.15,<2" "transformers>=5.24,<6"
 SITE_PACKAGES = import sysconfig; print(sysconfig.get_path("purelib"))

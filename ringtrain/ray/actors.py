@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError
 
 from ringtrain import failure
 from ringtrain.job import elastic_client, engine_process, session
@@ -64,7 +64,7 @@ def variables_of_all(settings: Any) -> dict[str, str]:
     return variables
 
 
-def death_in_words(error: RayActorError) -> str:
+def death_in_words(error: RayError) -> str:
     """Returns the sentence in which Ray tells why an actor has died."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith("The actor is dead because")), lines[0] if lines else "")

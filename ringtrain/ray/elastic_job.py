@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
+from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ringtrain.errors import RingtrainError
@@ -45,6 +46,9 @@ _NO_LIMIT = 1 << 30
 _LOOK_S = 0.5
 _GRACE_S = 1.0
 _KILLED = 128 + signal.SIGKILL
+
+# Of an actor. The second one is that of a node which was lost before the actor began.
+_LOSSES = (RayActorError, ActorUnschedulableError)
 
 
 class ElasticLimits(NamedTuple):
@@ -92,14 +96,19 @@ class ElasticJob:
         self._discovery = discovery
 
     def start(self) -> None:
-        """Waits until the nodes have room for the least number of ranks. Raises TimeoutError."""
+        """Waits until the nodes have room for the least number of ranks. Raises TimeoutError.
+
+        A placement group tells an autoscaler what is missing. It is removed again: the actors are placed by themselves.
+        """
         nodes = Nodes(self._resources, self._discovery)
         timeout_s = self._settings.placement_group_timeout_s
         end = time.monotonic() + timeout_s
-        while True:
-            slots = sum(host.slots for host in nodes.look({}))
-            if slots >= self._limits.least:
-                return
+        group = placement_group([self._resources.bundle()] * self._limits.least)
+        try:
+            has_room = group.wait(timeout_s)
+        finally:
+            remove_placement_group(group)
+        while not has_room or sum(host.slots for host in nodes.look({})) < self._limits.least:
             if time.monotonic() >= end:
                 raise TimeoutError(
                     f"RayExecutor has waited {timeout_s:g} s (placement_group_timeout_s) for {self._limits.least} "
@@ -243,7 +252,7 @@ class ActorPlacement(Placement):
     def failure(self) -> Exception | None:
         """Returns the first exception of the function that is not a consequence of another rank's failure."""
         with self._lock:
-            own = [one for one in self._failures if not isinstance(one[1], RingtrainError | RayActorError)]
+            own = [one for one in self._failures if not isinstance(one[1], (RingtrainError, *_LOSSES))]
         return own[0][1] if own else None
 
     def results_of(self, generation: Sequence[int]) -> list[Any]:
@@ -269,7 +278,7 @@ class ActorPlacement(Placement):
                     self._results[number] = outcome
                 return 0
             self._failures.append((number, outcome))
-        if isinstance(outcome, RayActorError):
+        if isinstance(outcome, _LOSSES):
             _logger.info("process %d: %s", number, death_in_words(outcome))
             return _KILLED
         cause = outcome.cause if isinstance(outcome, RayTaskError) else outcome

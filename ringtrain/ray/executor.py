@@ -223,6 +223,7 @@ def _require_ray() -> None:
         raise RuntimeError("call ray.init() before RayExecutor.start()")
     if ray.util.client.ray.is_connected():
         raise RuntimeError(
-            "RayExecutor does not run through Ray Client (ray://), since ranks connect to this process: run the script "
-            "in the cluster, as with `ray job submit`"
+            "RayExecutor does not run through Ray Client (ray://), since ranks connect to this process. Run the script "
+            "in the cluster, as with `ray job submit`, or call a function that uses RayExecutor as a task: "
+            "ray.get(ray.remote(num_cpus=0)(function).remote())"
         )

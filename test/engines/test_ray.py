@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,10 +18,14 @@ import pytest
 pytest.importorskip("ray.cloudpickle", reason="Ray is not installed in this environment: see `make ray`")
 
 import ray
+from harness.socket_ranks import free_port
 from ray.cluster_utils import Cluster
+from ray.util import placement_group_table
 
 import ringtrain as hvd
 from ringtrain.ray import ElasticRayExecutor, RayExecutor, RayHostDiscovery
+from ringtrain.ray.actors import Call, Resources
+from ringtrain.ray.elastic_job import ActorPlacement, Nodes
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 pytestmark = pytest.mark.xdist_group("ray")
@@ -65,6 +70,11 @@ def rank_and_sum(shift):
     hvd.init()
     total = hvd.allreduce(np.full(4, hvd.rank() + shift), op=hvd.Sum)
     return hvd.rank(), hvd.size(), hvd.local_rank(), total.tolist(), os.environ["OF_THE_JOB"]
+
+
+def size_of_job():
+    hvd.init()
+    return hvd.size()
 
 
 def fail_on_rank_1(leave, is_before_init=False):
@@ -243,6 +253,46 @@ def test_an_exception_of_an_elastic_function_is_raised_in_the_driver(everything_
         executor.run_remote(raise_key_error)
 
 
+def test_the_start_of_an_elastic_job_asks_for_nodes_and_waits_for_them(cluster, everything_is_given_back):
+    """As an autoscaler does, which adds nodes for placement groups that are pending."""
+    executor = RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=60), min_workers=CPUS + 1)
+    starting = threading.Thread(target=executor.start)
+    starting.start()
+    for _ in range(300):
+        pending = [one for one in placement_group_table().values() if one["state"] == "PENDING"]
+        if pending:
+            break
+        time.sleep(0.1)
+    (asked,) = pending
+    assert list(asked["bundles"].values()) == [{"CPU": 1.0}] * (CPUS + 1)
+    assert starting.is_alive()
+    node = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    try:
+        starting.join(60)
+        assert executor.run(size_of_job) == [CPUS + 1] * (CPUS + 1)
+    finally:
+        cluster.remove_node(node)
+    executor.shutdown()
+
+
+class NodesThatAreLost(Nodes):
+    """Of each node it is known too late that it is no longer there."""
+
+    def id_of(self, name):
+        return "1" * len(super().id_of(name))
+
+
+def test_a_node_that_is_lost_before_its_actor_begins_is_no_failure_of_the_function(everything_is_given_back):
+    placement = ActorPlacement(NodesThatAreLost(Resources(1, 0), None), Call(rank_and_sum, None, (), {}), {}, b"x" * 32)
+    link = placement.open_agent(placement.hosts()[0].name)
+    link.order({"start": 0})
+    ((descriptor, take),) = link.streams()
+    take(os.read(descriptor, 1 << 16))
+    assert link.take_reports() == [{"ended": [0, 128 + signal.SIGKILL]}]
+    assert placement.failure() is None and placement.may_grow
+    placement.close()
+
+
 def test_an_elastic_job_outlives_a_node(cluster, tmp_path):
     node = cluster.add_node(num_cpus=1, object_store_memory=10**8)
     try:
@@ -372,6 +422,50 @@ def output_of(words, folder, cluster):
     done = subprocess.run(run, cwd=folder, env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+# A driver that reaches the cluster by Ray Client.
+REMOTE = """
+import sys
+import ray
+import ringtrain as hvd
+from ringtrain.ray import RayExecutor
+
+def rank_and_size():
+    hvd.init()
+    return hvd.rank(), hvd.size()
+
+def run_all():
+    executor = RayExecutor(num_workers=2)
+    executor.start()
+    results = executor.run(rank_and_size)
+    executor.shutdown()
+    return results
+
+ray.init(sys.argv[1])
+try:
+    RayExecutor(num_workers=2).start()
+except RuntimeError as error:
+    print(error)
+print(ray.get(ray.remote(num_cpus=0)(run_all).remote()))
+"""
+
+
+def test_a_driver_of_ray_client_hears_to_call_the_executor_in_a_task(cluster, tmp_path):
+    pytest.importorskip("grpc")
+    from ray.util.client.server.server import serve
+
+    (tmp_path / "script.py").write_text(REMOTE)
+    port = free_port()
+    server = serve("localhost", port)
+    try:
+        printed = output_of(["script.py", f"ray://localhost:{port}"], tmp_path, cluster)
+    finally:
+        server.stop(0)
+    refusal, results = printed.splitlines()[-2:]
+    assert "not run through Ray Client (ray://)" in refusal
+    assert refusal.endswith("ray.get(ray.remote(num_cpus=0)(function).remote())")
+    assert results == "[(0, 2), (1, 2)]"
 
 
 def test_the_script_of_the_page_trains(cluster, tmp_path):
