@@ -6,6 +6,7 @@ faults/      ranks that die, stop or raise: the words of the tests of faults, an
 elastic      processes of elastic trainings that are killed at random, as many as one likes
 hosts        any command on simulated hosts
 links        loss over seconds on slow links: DiLoCo beside data parallelism
+ray_kills, ray_recovery, ray_step  actors of Ray: many kills; beside Ray Train's TorchTrainer; beside ringrun
 unequal      one slow rank: the throughput of equal and of measured parts
 process      what this process costs while it does nothing
 idle, straggler, submission, parameters, timeline_cost, kvstore_job, mxnet_step  a subcommand each, on real ranks
