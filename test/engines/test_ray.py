@@ -453,15 +453,15 @@ print(ray.get(ray.remote(num_cpus=0)(run_all).remote()))
 
 def test_a_driver_of_ray_client_hears_to_call_the_executor_in_a_task(cluster, tmp_path):
     pytest.importorskip("grpc")
-    from ray.util.client.server.server import serve
-
     (tmp_path / "script.py").write_text(REMOTE)
     port = free_port()
-    server = serve("localhost", port)
+    words = ["--address", cluster.address, "--host", "localhost", "--port", str(port), "--mode", "legacy"]
+    server = subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *words])
     try:
         printed = output_of(["script.py", f"ray://localhost:{port}"], tmp_path, cluster)
     finally:
-        server.stop(0)
+        server.kill()
+        server.wait()
     refusal, results = printed.splitlines()[-2:]
     assert "not run through Ray Client (ray://)" in refusal
     assert refusal.endswith("ray.get(ray.remote(num_cpus=0)(function).remote())")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import cloudpickle
@@ -35,6 +36,8 @@ SETTINGS = {
     "spark.driver.memory": "600m",
     "spark.executor.memory": "500m",
     "spark.log.level": "OFF",
+    # A JVM of a test lives too short for what the second compiler and several threads of the collector would gain.
+    **{f"spark.{side}.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" for side in ("driver", "executor")},
 }
 
 
@@ -264,7 +267,8 @@ def compute_while_another_fails():
         time.sleep(0.1)
 
 
-def test_a_rank_that_computes_after_another_has_failed_keeps_no_slot(spark):
+def test_a_rank_that_computes_after_another_has_failed_keeps_no_slot(spark, monkeypatch):
+    monkeypatch.setattr(ringtrain.spark.job, "_END_S", 2.0)
     with pytest.raises(KeyError, match="mine"):
         ringtrain.spark.run(compute_while_another_fails)
     assert len(ringtrain.spark.run(rank_and_sum, (0,), start_timeout=60)) == 3
@@ -290,15 +294,34 @@ def test_too_few_slots_are_told_with_what_there_is(spark):
     assert re.search(expected, str(seen.value))
 
 
-def test_busy_slots_are_told_and_waited_for(spark):
-    context = spark.sparkContext
-    busy = threading.Thread(target=lambda: context.range(1, numSlices=1).map(lambda _: time.sleep(8)).collect())
-    busy.start()
-    time.sleep(1)
-    with pytest.raises(hvd.StalledError, match=r"for 3 tasks of Spark, .*: 0 of them have a slot; executor \S+ runs 1"):
-        ringtrain.spark.run(rank_and_sum, (0,), start_timeout=2)
-    assert len(ringtrain.spark.run(rank_and_sum, (0,), start_timeout=60)) == 3
-    busy.join()
+@contextmanager
+def busy_slot(context, folder):
+    """A slot that has a task until the file "over" exists in the folder."""
+
+    def keep(_):
+        (folder / "busy").touch()
+        while not (folder / "over").exists():
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=lambda: context.range(1, numSlices=1).map(keep).collect())
+    thread.start()
+    try:
+        while not (folder / "busy").exists():
+            time.sleep(0.05)
+        yield
+    finally:
+        (folder / "over").touch()
+        thread.join()
+
+
+def test_busy_slots_are_told_and_waited_for(spark, tmp_path):
+    with busy_slot(spark.sparkContext, tmp_path):
+        with pytest.raises(
+            hvd.StalledError, match=r"for 3 tasks of Spark, .*: 0 of them have a slot; executor \S+ runs 1"
+        ):
+            ringtrain.spark.run(rank_and_sum, (0,), start_timeout=2)
+        threading.Timer(1, (tmp_path / "over").touch).start()
+        assert len(ringtrain.spark.run(rank_and_sum, (0,), start_timeout=60)) == 3
 
 
 def endless(file):
@@ -415,16 +438,32 @@ def test_an_elastic_job_goes_on_without_a_lost_step(spark, tmp_path, strike):
     assert len(ringtrain.spark.run(rank_and_sum, (0,), start_timeout=60)) == 3
 
 
+def train_until_grown(size, over):
+    """As `train_elastically`, until ten steps with so many ranks. Frees the busy slot after ten steps."""
+    hvd.init()
+    state = hvd.elastic.ObjectState(step=0, total=0.0, sizes=[])
+
+    @hvd.elastic.run
+    def go(state):
+        while state.sizes.count(size) < 10:
+            if state.step == 10:
+                open(over, "w").close()
+            state.total += float(hvd.allreduce(np.full((), float(state.step)), op=hvd.Average))
+            state.sizes = [*state.sizes, hvd.size()]
+            state.step += 1
+            state.commit()
+            time.sleep(0.02)
+        return os.getpid(), state.total, state.sizes
+
+    return go(state)
+
+
 def test_an_elastic_job_grows_when_spark_has_a_slot(spark, tmp_path):
-    context = spark.sparkContext
-    busy = threading.Thread(target=lambda: context.range(1, numSlices=1).map(lambda _: time.sleep(6)).collect())
-    busy.start()
-    time.sleep(1)
-    results = ringtrain.spark.run_elastic(
-        train_elastically, (600, int, str(tmp_path / "struck")), num_proc=2, min_num_proc=2, max_num_proc=3
-    )
-    busy.join()
-    sizes = require_all_steps(results, 600)
+    with busy_slot(spark.sparkContext, tmp_path):
+        results = ringtrain.spark.run_elastic(
+            train_until_grown, (3, str(tmp_path / "over")), num_proc=2, min_num_proc=2, max_num_proc=3
+        )
+    sizes = require_all_steps(results, len(results[0][2]))
     assert (sizes[0], sizes[-1], len(results)) == (2, 3, 3)
 
 
@@ -442,7 +481,7 @@ def test_an_elastic_job_whose_function_fails_everywhere_ends_with_its_exception(
 def test_an_elastic_job_with_too_few_slots_begins_with_fewer_or_says_so(spark):
     with pytest.raises(hvd.StalledError, match=r"for 4 tasks of Spark \(min_num_proc\), one for each rank: 3 of them"):
         ringtrain.spark.run_elastic(rank_and_sum, (0,), num_proc=4, start_timeout=4)
-    results = ringtrain.spark.run_elastic(rank_and_sum, (0,), num_proc=4, min_num_proc=3, start_timeout=10)
+    results = ringtrain.spark.run_elastic(rank_and_sum, (0,), num_proc=4, min_num_proc=3, start_timeout=6)
     assert [rank for rank, *_ in results] == [0, 1, 2]
 
 
@@ -533,7 +572,7 @@ def test_executors_that_come_on_demand_get_ranks_and_a_lost_one_is_not_begun_aga
         ringtrain.spark.run(count_and_die, (str(tmp_path),), num_proc=2, start_timeout=60)
     assert (tmp_path / "begun").read_text() == ".."
     with pytest.raises(hvd.StalledError, match="for 3 tasks of Spark, one for each rank: 2 of them have a slot"):
-        ringtrain.spark.run(rank_and_sum, (0,), num_proc=3, start_timeout=8)
+        ringtrain.spark.run(rank_and_sum, (0,), num_proc=3, start_timeout=5)
 
 
 def test_the_script_of_the_page_trains(tmp_path):
