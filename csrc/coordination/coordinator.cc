@@ -178,6 +178,10 @@ bool Coordinator::is_always_ready(int slot) const {
   if (!cache_.has(slot)) return false;
   const Operation& operation = cache_.at(slot)->operation;
   if (!membership_.contains(operation.process_set, channel_.rank())) return true;
+  if (is_of_participants(operation.kind)) {
+    const std::vector<int> participants = participants_of(operation);
+    return !std::binary_search(participants.begin(), participants.end(), channel_.rank());
+  }
   return membership_.has_joined(operation.process_set, channel_.rank()) && Ledger::can_join(operation);
 }
 
@@ -212,8 +216,11 @@ void Coordinator::put_value() {
 // All ranks see the same, so all come to the same result: nothing unless every rank that takes part has put its own.
 void Coordinator::take_values(int slot) {
   const Operation& operation = cache_.at(slot)->operation;
-  if (!membership_.joined(operation.process_set).empty()) return;
-  for (const int rank : membership_.ranks(operation.process_set)) {
+  const bool is_transfer = operation.kind == OpKind::transfer;
+  if (!is_transfer && !membership_.joined(operation.process_set).empty()) return;
+  const std::vector<int> source =
+      is_transfer ? std::vector<int>{static_cast<int>(operation.numbers[0])} : std::vector<int>();
+  for (const int rank : is_transfer ? source : membership_.ranks(operation.process_set)) {
     const SmallValue* value = channel_.value_of(rank);
     if (!value || value->slot != slot || value->bytes != operation.bytes()) return round_.values.clear();
     round_.values.push_back(value->data);
@@ -317,16 +324,18 @@ Decision Coordinator::decide(const std::vector<Bytes>& announcements) {
 }
 
 // A rank that has the same operation cached only sets its bit. The cache forgets it, so that all meet in the Ledger.
-// The same holds for what a joined rank cannot take part in, and for all that a rank would take part in that has ended.
+// The same holds for what a joined rank cannot take part in, for all that a rank would take part in that has ended, and
+// for transfers that a rank asks for.
 void Coordinator::note(int rank, const Request& request, double since, Decision& decision) {
   const Operation& operation = request.operation;
   ledger_.announce(rank, request, since);
   if (cache_.find(view_of(operation))) decision.evicted.push_back(key_of(operation));
   const bool is_join = operation.kind == OpKind::join, is_end = operation.name == kEndName;
-  if (!is_join && !is_end) return;
+  if (!is_join && !is_end && operation.kind != OpKind::find_sender) return;
   if (is_join) decision.joined.push_back({operation.process_set, rank});
   const auto can_go_on = [&](const Operation& cached) {
     if (is_end) return !membership_.contains(cached.process_set, rank);
+    if (!is_join) return !is_sought_by(operation, cached);
     return cached.process_set != operation.process_set || (Ledger::can_join(cached) && !cached.is_registered);
   };
   for (int slot = 0; slot < cache_.slot_count(); ++slot)

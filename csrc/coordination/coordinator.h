@@ -113,8 +113,8 @@ struct Round {
   std::vector<int> left;         // ranks that leave; nobody comes to another round
   std::string question;          // not empty: something waits for long, and each rank is to say where its threads are
   std::optional<Tuning> tuning;  // to be used from now on, first for these plans
-  // Of each rank of the process set, if there is one plan and its only tensor travelled beside the bits. They stay
-  // where they are until the next round begins.
+  // Of each rank of the process set, or of the source of a transfer, if there is one plan and its only tensor travelled
+  // beside the bits. They stay where they are until the next round begins.
   std::vector<const void*> values;
 
   // Keeps the memory for the next round.

@@ -152,12 +152,17 @@ const Ledger::Entry* Ledger::find_transfer(const Operation& question) const {
   const Entry* first = nullptr;
   for (const auto& [key, entry] : entries_) {
     const Operation& operation = entry.announced.begin()->second.operation;
-    const bool is_meant = operation.kind == OpKind::transfer && key.first == question.process_set &&
-                          operation.numbers[1] == question.numbers[0] && operation.numbers[2] == question.numbers[1];
-    const bool waits = is_meant && entry.announced.count(static_cast<int>(question.numbers[0])) == 0;
+    const bool waits =
+        is_sought_by(question, operation) && entry.announced.count(static_cast<int>(question.numbers[0])) == 0;
     if (waits && (!first || entry.order < first->order)) first = &entry;
   }
   return first;
+}
+
+bool Ledger::is_sought(const Operation& operation) const {
+  return std::any_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
+    return is_sought_by(entry.second.announced.begin()->second.operation, operation);
+  });
 }
 
 bool Ledger::is_complete(const Key& key, const Entry& entry) const {
@@ -234,6 +239,7 @@ Agreement Ledger::agree(const Entry& entry) const {
   }
   if (operation.kind == OpKind::find_sender)
     agreement.result = find_transfer(operation)->announced.begin()->second.operation.numbers[0];
+  agreement.is_sought = operation.kind == OpKind::transfer && is_sought(operation);
   agreement.operation.is_registered =
       joined.empty() && std::all_of(entry.announced.begin(), entry.announced.end(),
                                     [](const auto& announced) { return announced.second.operation.is_registered; });

@@ -93,6 +93,7 @@ class Ledger {
   // The transfer that its destination has not announced, the one announced first, to which a find_sender is the
   // question; null if there is none.
   const Entry* find_transfer(const Operation& question) const;
+  bool is_sought(const Operation& operation) const;  // a find_sender waits for such a transfer
   bool has_joined(int process_set, int rank) const;
   std::vector<int> ended_members(const Key& key, const Entry& entry) const;  // that will never announce it
   Agreement agree(const Entry& entry) const;

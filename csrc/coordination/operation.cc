@@ -60,6 +60,12 @@ std::vector<int> participants_of(const Operation& operation) {
   return {static_cast<int>(first), static_cast<int>(second)};
 }
 
+bool is_sought_by(const Operation& question, const Operation& operation) {
+  return question.kind == OpKind::find_sender && operation.kind == OpKind::transfer &&
+         operation.process_set == question.process_set && operation.numbers[1] == question.numbers[0] &&
+         operation.numbers[2] == question.numbers[1];
+}
+
 std::string process_sets_text(const std::vector<int64_t>& numbers) {
   std::string text = "asked for process sets [";
   for (size_t i = 0; i < numbers.size(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);

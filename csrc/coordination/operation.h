@@ -155,6 +155,8 @@ bool holds_for_all_fields(Predicate is_true) {
 // The ranks of the world that such an operation is for, ascending; nothing for what all ranks of a process set do.
 std::vector<int> participants_of(const Operation& operation);
 inline bool is_of_participants(OpKind kind) { return kind >= OpKind::open_process_set; }
+// Whether it is a transfer that the find_sender asks for.
+bool is_sought_by(const Operation& question, const Operation& operation);
 
 // Names that ringtrain itself gives begin with "<", which names of users may not.
 constexpr const char* kJoinName = "<join>";

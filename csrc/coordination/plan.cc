@@ -76,6 +76,7 @@ void write(Writer& writer, const Agreement& agreement) {
   writer.put(agreement.result);
   writer.put(agreement.unnamed);
   writer.put(agreement.joined);
+  writer.put(agreement.is_sought);
 }
 
 Agreement read_agreement(Reader& reader, int world_size) {
@@ -89,6 +90,7 @@ Agreement read_agreement(Reader& reader, int world_size) {
   reader.get(agreement.result);
   reader.get(agreement.unnamed);
   reader.get(agreement.joined);
+  reader.get(agreement.is_sought);
   require_rows(agreement);
   return agreement;
 }

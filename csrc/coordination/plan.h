@@ -22,6 +22,8 @@ struct Agreement {
   int64_t result = 0;       // join: the last rank to join; a new process set: its id; find_sender: the source
   int64_t unnamed = 0;      // join: how many operations without a name all ranks count from now on
   std::vector<int> joined;  // ranks that have submitted nothing, since they have joined; ascending
+  // transfer: a find_sender waits for such a one, which finds only what is announced. So it must not become a bit.
+  bool is_sought = false;
 
   bool has_joined(int rank) const { return std::binary_search(joined.begin(), joined.end(), rank); }
 };

@@ -3,7 +3,9 @@
 namespace ringtrain {
 
 bool PlanCache::is_cacheable(const Agreement& agreement) {
-  return agreement.error == ErrorKind::none && agreement.operation.kind <= OpKind::barrier;
+  const OpKind kind = agreement.operation.kind;
+  return agreement.error == ErrorKind::none &&
+         (kind <= OpKind::barrier || (kind == OpKind::transfer && !agreement.is_sought));
 }
 
 std::optional<int> PlanCache::find(const KeyView& key) const {

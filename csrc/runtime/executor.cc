@@ -112,8 +112,10 @@ void Executor::run(const Plan& plan, double agreed_s, double now, const std::vec
   if (kind == OpKind::remove_process_set || kind == OpKind::close_process_set)
     return remove_process_set(first, submissions.front());
   if (first.operation.is_on_gpu) return carry_out_on_gpu(plan, submissions);
+  if (!is_for_this_rank(first.operation)) return;
+  if (!values.empty() && kind == OpKind::transfer) return take_message(values.front(), own);
   if (!values.empty() && are_summed_here(first.operation.process_set)) return reduce_values(values, submissions);
-  if (is_for_this_rank(first.operation)) carry_out(plan, submissions, host_);
+  carry_out(plan, submissions, host_);
 }
 
 bool Executor::is_for_this_rank(const Operation& operation) const {
@@ -136,6 +138,12 @@ void Executor::reduce_values(const std::vector<const void*>& values, const Submi
   reduce(reduction_of(operation, spec.dtype, ranks), &destination, 1, values.data(), ranks,
          static_cast<size_t>(spec.count()));
   finish(submissions, std::vector<Result>(1));
+}
+
+// `value`: what the source has sent. The source is this rank or the other end.
+void Executor::take_message(const void* value, const SubmissionPtr& own) {
+  if (own->outputs.size() > 0) ringtrain::copy(own->outputs[0], value, own->operation().bytes());
+  finish({own}, std::vector<Result>(1));
 }
 
 // A rank that has joined contributes zeros, which is agreed. From any other rank a tensor is expected. With zeros the

@@ -93,6 +93,7 @@ class Executor {
                                Memory& memory);
   // Within the memory of both ranks.
   void transfer(const Submission& submission) REQUIRES(turn);
+  void take_message(const void* value, const SubmissionPtr& own) REQUIRES(turn);
 
   // Frees the names and finishes the Handles of a plan whose results are in its tensors.
   void finish_all(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);

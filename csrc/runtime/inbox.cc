@@ -27,12 +27,14 @@ void add_to(Totals& totals, const Submission& submission) {
 
 constexpr int64_t kUnnamedNames = 256;
 
-// Returns the memory of a tensor so small that it may travel beside its bit, if it can be reduced as it is; else null.
+// Returns the memory of a tensor so small that it may travel beside its bit, if it can be reduced as it is or is sent
+// to another rank; else null.
 const void* small_value(const Submission& submission) {
   const Operation& one = submission.operation();
+  const bool is_sent = one.kind == OpKind::transfer && submission.outputs.size() == 0;
   const bool is_plain = one.kind == OpKind::allreduce && one.op != ReduceOp::adasum && !one.is_on_gpu &&
                         one.quantizer.kind == Quantizer::Kind::none && one.factors.prescale == 1.0 && !one.is_weighted;
-  if (!is_plain || submission.inputs.size() != 1) return nullptr;
+  if ((!is_plain && !is_sent) || submission.inputs.size() != 1) return nullptr;
   const size_t bytes = one.bytes();
   return bytes > 0 && bytes <= SmallValue::kMostBytes ? submission.inputs[0] : nullptr;
 }

@@ -18,6 +18,7 @@ from ringtrain.process_sets import ProcessSet, global_process_set
 Array = TypeVar("Array")
 
 _TAGS = 2**31
+_TURNS = 8  # names of messages on one way
 _lock = threading.Lock()  # numbers and submissions are in one order
 
 
@@ -138,10 +139,19 @@ def _submit(
     numbers = [own, peer, tag] if sends else [peer, own, tag]
     with _lock:
         count = process_set.next_message((numbers[0], numbers[1], tag))
-        name = f"message {count} from rank {numbers[0]} to {numbers[1]}, tag {tag}"
-        operation = _core.Operation(OpKind.TRANSFER, name, number, numbers=numbers)
+        way = f"from rank {numbers[0]} to {numbers[1]}, tag {tag}"
+        # The engine knows names that come again. A message waits for the one before of its name.
+        operation = _core.Operation(OpKind.TRANSFER, f"message {count % _TURNS} {way}", number, numbers=numbers)
         try:
-            return _core.submit(operation, [view], [] if sends else [view], is_awaited=is_awaited, site=call_site())
+            return _core.submit(
+                operation,
+                [view],
+                [] if sends else [view],
+                is_awaited=is_awaited,
+                site=call_site(),
+                waits_for_name=True,
+                title=f'transfer "message {count} {way}"',
+            )
         except Exception as error:
             report_failure(error)
             raise

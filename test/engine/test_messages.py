@@ -34,6 +34,30 @@ def test_messages_arrive_in_order_whatever_their_size_and_dtype():
         assert hvd.synchronize(handle) is None
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_small_message_that_is_repeated_travels_with_its_bit():
+    rank, size = hvd.rank(), hvd.size()
+    for elements in (1, 16, 17):
+        before = hvd.metrics()["came_with_values"]
+        for number in range(40):
+            if rank == 0:
+                hvd.send(np.full(elements, number, "float32"), dest=1, tag=elements)
+            elif rank == 1:
+                received = hvd.recv(np.zeros(elements, "float32"), source=0, tag=elements)
+                require_equal(received, np.full(elements, number, "float32"))
+        hvd.barrier()
+        if rank < 2:
+            with_values = hvd.metrics()["came_with_values"] - before
+            assert 20 <= with_values <= 40 if elements <= 16 else with_values == 0
+    for number in range(30):  # others are under way at the same time
+        pair = [hvd.send_async(np.full(3, number + rank), (rank + 1) % size, tag=9)]
+        pair.append(hvd.allreduce_async(np.ones(2), op=hvd.Sum, name="beside"))
+        received = hvd.recv(np.zeros(3, int), (rank - 1) % size, tag=9)
+        assert received.tolist() == [number + (rank - 1) % size] * 3
+        for handle in pair:
+            hvd.synchronize(handle)
+
+
 @pytest.mark.ranks(2)
 def test_messages_of_tensors_are_received_in_place():
     rank = hvd.rank()

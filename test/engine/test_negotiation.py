@@ -349,6 +349,86 @@ def test_a_receiver_learns_who_sends_with_its_tag():
     assert [[part[0::3] for part in plan] for plan in rounds[3]] == [[("1->3 7 0", 0)], [("any", 2)]]
 
 
+def test_a_repeated_transfer_is_a_bit_that_waits_for_its_two_ranks_alone():
+    simulation = Simulation(4)
+    sent = transfer(0, 2)
+    assert names(simulation.round([[sent], [], [sent], []])[0]) == [["0->2 0 0"]]
+    told = simulation.messages_handled()
+    for first, second in ((0, 2), (2, 0)):
+        fresh = everybody(4)
+        for rank in (first, second):
+            fresh = [[sent] if one == rank else [] for one in range(4)]
+            rounds = simulation.round(fresh)
+            assert rounds == [[[("0->2 0 0", "", [], 0, [])]] if rank == second else []] * 4
+    of_rounds = [after - before for after, before in zip(simulation.messages_handled(), told, strict=True)]
+    simulation.round(everybody(4))
+    of_round = [
+        after - before - rounds
+        for after, before, rounds in zip(simulation.messages_handled(), told, of_rounds, strict=True)
+    ]
+    assert of_rounds == [4 * count for count in of_round]  # nothing was announced
+
+
+def test_a_receiver_learns_of_repeated_transfers_and_of_those_that_it_receives_meanwhile():
+    simulation = Simulation(3)
+    sent, question = transfer(0, 2, tag=7), Request(OpKind.FIND_SENDER, "any", numbers=[2, 7])
+    for _ in range(2):
+        assert names(simulation.round([[sent], [], [sent]])[0]) == [["0->2 7 0"]]
+    assert simulation.round([[sent], [], []]) == [[]] * 3  # a bit
+    assert settle(simulation, [[], [], [question]]) == [[("any", "", [], 0, [])]]
+    assert names(simulation.round([[], [], [sent]])[0]) == [["0->2 7 0"]]
+    # A transfer that is received while a question waits does not become a bit, which the question would not find.
+    assert settle(simulation, [[], [], [question]]) == []
+    other = transfer(1, 2, tag=7)
+    assert names(settle(simulation, [[], [other], [other]])) == [["1->2 7 0"]]
+    assert settle(simulation, [[], [other], []]) == [[("any", "", [], 1, [])]]
+    assert names(settle(simulation, [[], [], [other]])) == [["1->2 7 0"]]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_messages_in_any_order_arrive_with_questions_among_them(seed):
+    """Each rank sends six messages to each other one. A receiver knows who sends, or asks."""
+    size, turns, each, draw = 4, 2, 6, random.Random(seed)
+    simulation = Simulation(size, cache_capacity=draw.choice([2, 1024]))
+    ways = [(a, b) for a in range(size) for b in range(size) if a != b]
+    sent, received, done = (dict.fromkeys(ways, 0) for _ in range(3))  # by way: submitted at both ends, and done
+    is_asking = [False] * size
+    fresh = everybody(size)
+
+    def submit(rank, counts, way):
+        fresh[rank].append(transfer(*way, 5, counts[way] % turns))
+        counts[way] += 1
+
+    for _ in range(2000):
+        for way in ways:
+            most = min(each, done[way] + turns)  # a name is in flight once on each rank, as the inbox has it
+            if sent[way] < most and draw.random() < 0.4:
+                submit(way[0], sent, way)
+            if not is_asking[way[1]] and received[way] < most and draw.random() < 0.05:
+                submit(way[1], received, way)
+        for rank in range(size):
+            may_ask = any(received[way] < min(each, done[way] + turns) for way in ways if way[1] == rank)
+            if not is_asking[rank] and not fresh[rank] and may_ask and draw.random() < 0.3:
+                is_asking[rank] = True
+                fresh[rank].append(Request(OpKind.FIND_SENDER, f"any {rank}", numbers=[rank, 5]))
+        rounds = simulation.round(fresh)
+        assert all(one == rounds[0] for one in rounds)
+        fresh = everybody(size)
+        for name, error, _, number, _ in (part for plan in rounds[0] for part in plan):
+            assert not error
+            if name.startswith("any"):
+                rank = int(name.split()[1])
+                is_asking[rank] = False
+                assert sent[number, rank] > received[number, rank]
+                submit(rank, received, (number, rank))
+            else:
+                first, second = name.split()[0].split("->")
+                done[int(first), int(second)] += 1
+        if all(count == each for count in done.values()):
+            return
+    raise AssertionError(f"messages are left: sent {sent}, received {received}, done {done}, asking {is_asking}")
+
+
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_a_stalled_operation_is_reported_and_then_fails_everywhere(is_cached, capfd):
     simulation = Simulation(3, stall_warning_s=0.1, stall_shutdown_s=0.4)

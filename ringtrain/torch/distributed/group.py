@@ -22,7 +22,7 @@ from ringtrain.errors import ShutDownError, StalledError
 from ringtrain.torch.distributed import meeting
 from ringtrain.torch.distributed.buckets import Buckets, is_called_by_backward
 from ringtrain.torch.distributed.monitoring import missing_at
-from ringtrain.torch.distributed.naming import Call, Names
+from ringtrain.torch.distributed.naming import TURNS, Call, Names
 from ringtrain.torch.distributed.prepared import Prepared, prepare
 from ringtrain.torch.distributed.streams import order_of
 from ringtrain.torch.distributed.transfers import AnySource, Transfer
@@ -777,7 +777,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         key = (source, destination, tag)
         number = self._transfers[key] = self._transfers.get(key, 0) + 1
         title = f"from rank {source} to {destination}, tag {tag}, #{number} of {self._title}"
-        return f"{self._names.group} {source}->{destination} tag {tag} #{number}", title
+        return f"{self._names.group} {source}->{destination} tag {tag} #{number % TURNS}", title
 
     @shown_in_profiles("recvAnySource", 0)
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:

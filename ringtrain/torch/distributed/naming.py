@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from typing import Any
 
 # Operations of one name are carried out one after the other, so each place in the step has several names in turn.
-_TURNS = 8
+TURNS = 8
 _MOST_PLACES = 4096
 _NOTHING = (0, 0, 0, 0)  # before the first operation
 
@@ -39,7 +39,7 @@ class _Place:
     def __init__(self, group: str, number: int, before: tuple[int, ...]) -> None:
         self.number = number
         self.before = before
-        self.calls = [Call(f"{group} #{number}.{turn}") for turn in range(_TURNS)]
+        self.calls = [Call(f"{group} #{number}.{turn}") for turn in range(TURNS)]
         self.turn = 0
         self.following: dict[int, _Place] = {}  # by the operation that is carried out here
 
@@ -91,7 +91,7 @@ class Names:
         """As next(), by the number of the signature."""
         place = self._place
         call = place.calls[place.turn]
-        place.turn = (place.turn + 1) % _TURNS
+        place.turn = (place.turn + 1) % TURNS
         following = place.following.get(number)
         if following is None:
             self._add_place(place, number)
