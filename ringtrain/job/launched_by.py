@@ -199,6 +199,16 @@ OF_RINGRUN = tuple(
     f"RINGTRAIN_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "RENDEZVOUS", "SECRET_FILE")
 )
 
+
+def job_on_one_host(launch: Launch, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Returns what names the job, the same on all ranks, where mpirun has started all of them on this host; else None.
+
+    Only of Open MPI: the variables of Hydra name no job.
+    """
+    is_here = launch.launcher == OpenMpi.NAME and launch.size is not None and launch.local_size == launch.size > 1
+    return environ.get("PMIX_NAMESPACE") if is_here else None
+
+
 # In the environment of all processes that a rank starts: which process is the rank, and what identifies the rank. The
 # underscore keeps it out of the variables that users set. A job that a rank starts is given none: see runner/job.py.
 OWNER_VARIABLE = "_RINGTRAIN_RANK_OWNER"

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import socket
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ringtrain.errors import PeerLostError
 from ringtrain.job.host import address_towards, addresses_of, usual_address
-from ringtrain.job.launched_by import ByHand, Launch, Ringrun, SlurmStep, Torchrun, expand_node_list
+from ringtrain.job.launched_by import (
+    ByHand,
+    Launch,
+    Ringrun,
+    SlurmStep,
+    Torchrun,
+    expand_node_list,
+    job_on_one_host,
+)
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.server import Place, meet
@@ -20,7 +30,8 @@ from ringtrain.job.world import Address, Exchange, Sockets, World, introduce, no
 PLACE_VARIABLE = "RINGTRAIN_RENDEZVOUS"
 # How many ports are tried where none was chosen for ringtrain.
 _PORTS = 8
-_FIRST_PORT_OF_SLURM, _PORTS_OF_SLURM = 20_000, 10_000
+# Below those that the system gives to any process.
+_FIRST_PORT, _PORTS_TO_CHOOSE_FROM = 20_000, 10_000
 
 
 def connect(
@@ -35,7 +46,7 @@ def connect(
     place = place_of(launch)
     if launch.size is None:
         raise RuntimeError(f"{launch.launcher} does not say how many ranks there are; set RINGTRAIN_SIZE")
-    secret = job_secret(str(place))
+    secret = _secret_of(launch, place)
     timeout_s = float(settings["start_timeout_s"])
     hosts = addresses_of(settings["socket_interfaces"])
     with meet(place, secret, "world", launch.rank, launch.size, timeout_s) as member:
@@ -48,7 +59,7 @@ def tell_all(launch: Launch, value: Any, settings: dict[str, str]) -> list[Any]:
     if launch.size is None:
         raise RuntimeError(f"{launch.launcher} does not say how many ranks there are; set RINGTRAIN_SIZE")
     timeout_s = float(settings["start_timeout_s"])
-    with meet(place, job_secret(str(place)), "all", launch.rank, launch.size, timeout_s) as member:
+    with meet(place, _secret_of(launch, place), "all", launch.rank, launch.size, timeout_s) as member:
         return member.exchange(value)
 
 
@@ -135,12 +146,21 @@ def place_of(launch: Launch) -> Place:
     if launch.launcher == SlurmStep.NAME:
         first = expand_node_list(os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"])[0]
         number = int(os.environ.get("SLURM_JOB_ID", 0)) * 16 + int(os.environ["SLURM_STEP_ID"])
-        port = _FIRST_PORT_OF_SLURM + number * _PORTS % _PORTS_OF_SLURM
+        port = _FIRST_PORT + number * _PORTS % _PORTS_TO_CHOOSE_FROM
         return Place(first, range(port, port + _PORTS))
+    job = job_on_one_host(launch)
+    if job is not None and importlib.util.find_spec("mpi4py") is None:
+        port = _FIRST_PORT + zlib.crc32(job.encode()) * _PORTS % _PORTS_TO_CHOOSE_FROM
+        return Place("127.0.0.1", range(port, port + _PORTS))
     raise RuntimeError(
         f"network=sockets, but {launch.launcher} does not say where the ranks meet: set {PLACE_VARIABLE}=host:port, "
         "the same for all of them, or start with ringrun"
     )
+
+
+def _secret_of(launch: Launch, place: Place) -> bytes:
+    """Two jobs on one host may try the same ports, but not with the same secret."""
+    return job_secret(str(place) if named_place() else job_on_one_host(launch) or str(place))
 
 
 def named_place() -> Place | None:
@@ -156,7 +176,10 @@ def named_place() -> Place | None:
 
 def is_met_at_a_place(launch: Launch) -> bool:
     """Whether the ranks are to meet at a rendezvous, and not through the MPI that has started them."""
-    return PLACE_VARIABLE in os.environ or launch.launcher == SlurmStep.NAME or is_started_for_sockets(launch)
+    if PLACE_VARIABLE in os.environ or launch.launcher == SlurmStep.NAME or is_started_for_sockets(launch):
+        return True
+    # with mpi4py a script may import it on some ranks alone, which would wait for the others in MPI_Init
+    return job_on_one_host(launch) is not None and importlib.util.find_spec("mpi4py") is None
 
 
 def is_started_for_sockets(launch: Launch) -> bool:

@@ -13,6 +13,7 @@ from measure.process import measure_asleep
 
 import ringtrain as hvd
 from ringtrain.job import launched_by, libmpi, mpi
+from ringtrain.runner import launchers
 
 
 @pytest.mark.fast
@@ -164,6 +165,28 @@ def test_plain_python_is_one_rank_and_does_not_load_mpi():
         "print('mpi4py' in sys.modules)"
     )
     assert (result.returncode, result.stdout) == (0, "[1. 1.] 1\nFalse\n"), result.stderr
+
+
+@pytest.mark.alike
+def test_mpirun_on_one_host_needs_no_mpi4py():
+    mpirun = launchers.choose_launcher("mpirun").launcher
+    if not isinstance(mpirun, launchers.OpenMpi):
+        pytest.skip(f"the variables of {type(mpirun).__name__} name no job at whose place ranks could meet")
+    code = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import numpy, ringtrain as hvd\n"
+        "for number in range(2):\n"
+        "    hvd.init(network='auto')\n"
+        "    print(number, hvd.rank(), hvd.local_rank(), hvd.mpi_enabled(), hvd.allreduce(numpy.ones(1), op=hvd.Sum))\n"
+        "    hvd.shutdown()\n"
+    )
+    command = [*RINGRUN, "2", "--no-prefix-output", "--network", "mpi", sys.executable, "-c", code]
+    # two jobs at a time do not meet each other
+    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    expected = [f"{number} {rank} {rank} False [2.]" for number in range(2) for rank in range(2)]
+    for job in jobs:
+        output, _ = job.communicate(timeout=60)
+        assert (job.returncode, sorted(output.splitlines())) == (0, expected)
 
 
 @pytest.mark.fast
