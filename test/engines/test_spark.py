@@ -30,14 +30,15 @@ from ringtrain.optim import SGD
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import it
 pytestmark = pytest.mark.xdist_group("spark")
 
+# A JVM of a test lives too short for what the second compiler and several threads of the collector would gain.
+OF_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "600m",
     "spark.executor.memory": "500m",
     "spark.log.level": "OFF",
-    # A JVM of a test lives too short for what the second compiler and several threads of the collector would gain.
-    **{f"spark.{side}.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" for side in ("driver", "executor")},
+    **{f"spark.{side}.extraJavaOptions": OF_JAVA for side in ("driver", "executor")},
 }
 
 
@@ -431,9 +432,9 @@ def kill_the_agent():
 @pytest.mark.parametrize("strike", [kill_own_process, kill_the_agent, raise_key_error])
 def test_an_elastic_job_goes_on_without_a_lost_step(spark, tmp_path, strike):
     results = ringtrain.spark.run_elastic(
-        train_elastically, (150, strike, str(tmp_path / "struck")), num_proc=2, min_num_proc=1, max_num_proc=2
+        train_elastically, (60, strike, str(tmp_path / "struck")), num_proc=2, min_num_proc=1, max_num_proc=2
     )
-    sizes = require_all_steps(results, 150)
+    sizes = require_all_steps(results, 60)
     assert (tmp_path / "struck").exists() and sizes[0] == 2 and 1 in sizes
     assert len(ringtrain.spark.run(rank_and_sum, (0,), start_timeout=60)) == 3
 
@@ -545,13 +546,13 @@ def kill_the_executor_of_the_agent():
 def test_an_elastic_job_survives_the_loss_of_an_executor(cluster, tmp_path):
     results = ringtrain.spark.run_elastic(
         train_elastically,
-        (400, kill_the_executor_of_the_agent, str(tmp_path / "struck")),
+        (150, kill_the_executor_of_the_agent, str(tmp_path / "struck")),
         num_proc=2,
         min_num_proc=1,
         max_num_proc=2,
         start_timeout=60,
     )
-    sizes = require_all_steps(results, 400)
+    sizes = require_all_steps(results, 150)
     assert (tmp_path / "struck").exists() and sizes[0] == 2 and 1 in sizes
 
 
@@ -579,7 +580,7 @@ def test_the_script_of_the_page_trains(tmp_path):
     page = Path(__file__).parents[2] / "docs" / "spark.md"
     (tmp_path / "train.py").write_text(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0])
     run = [sys.executable, "train.py"]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_TOOL_OPTIONS": OF_JAVA}
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert re.search(r"loss of each rank: \[(\d\S*), \1\]\n", done.stdout), done.stdout + done.stderr
     assert float(done.stdout.split("each rank: [")[1].split(",")[0]) < 1e-6
