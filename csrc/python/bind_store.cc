@@ -254,6 +254,20 @@ nb::bytes bytes_from(Call call) {
   return nb::bytes(bytes.data(), bytes.size());
 }
 
+nb::bytes lose_worker(StoreServer& server, int worker, uint32_t first_term) {
+  return bytes_from([&] { return server.lost(worker, first_term); });
+}
+
+nb::bytes leave_worker(StoreServer& server, int worker, uint32_t first_term) {
+  return bytes_from([&] { return server.left(worker, first_term); });
+}
+
+void settle(StoreServer& server, int worker, int from, const nb::bytes& begun) {
+  const Bytes bytes = to_bytes(begun);
+  const ReleasedGil release;
+  server.settle(worker, from, bytes);
+}
+
 nb::bytes describe_part(StoreServer& server, size_t part) {
   return bytes_from([&] { return server.stores().describe(part); });
 }
@@ -369,7 +383,7 @@ void bind_store_client(nb::module_& module) {
           },
           nb::arg("text"), nb::arg("is_lost"), Release(),
           "This process has no part in its job any more: all fails, with PeerLostError or ShutDownError.")
-      .def("close", &StoreClient::close, Release());
+      .def("close", &StoreClient::leave, Release());
 }
 
 // Servers of key-value stores.
@@ -382,9 +396,15 @@ void bind_store_server(nb::module_& module) {
            nb::arg("drop_percent"), nb::arg("verbose"))
       .def("start_timeline", &start_timeline, nb::arg("path"), nb::arg("number"), nb::arg("process"),
            nb::arg("limit_mb"), Release(), "A file of what its threads do, until close().")
-      .def("lost", &StoreServer::lost, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
-           "A worker is dead: nobody waits for it, and earlier processes in its place are refused.")
-      .def("left", &StoreServer::left, nb::arg("worker"), Release())
+      .def("lost", &lose_worker, nb::arg("worker"), nb::arg("first_term") = 0,
+           "A worker is dead: nobody waits for it, and earlier processes in its place are refused. Returns what the "
+           "other servers need to settle() its pushes to keys at several servers.")
+      .def("settle", &settle, nb::arg("worker"), nb::arg("server"), nb::arg("begun"),
+           "Takes the result of lost() at another server.")
+      .def("lost_server", &StoreServer::lost_server, nb::arg("server"), Release(), "Another server is gone.")
+      .def("back_server", &StoreServer::back_server, nb::arg("server"), Release(),
+           "Another server that was gone is there again.")
+      .def("left", &leave_worker, nb::arg("worker"), nb::arg("first_term") = 0, "A worker is done. Returns as lost().")
       .def("back", &StoreServer::back, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
            "A worker that was dead is there again.")
       .def(

@@ -36,17 +36,19 @@ SAID = [
     "read_updates",
     "write_updates",
     "poke",
+    "settle",
     "held",
     "done",
     "refused",
     "early",
     "staged",
+    "ready",
 ]
 SECRET, TOKEN, CAPACITY = b"secret of a test", "stores", 8
 ALL = 0xFFFFFFFF
 FRAME = struct.Struct("<IIQ")
-HEAD = struct.Struct("<HBBIIIIIfIqQdd")
-HEAD_TAG, BODY_TAG = 0x4B560003, 0x4B560004
+HEAD = struct.Struct("<HBBIIIIIfIqQIIdd")
+HEAD_TAG, BODY_TAG = 0x4B560005, 0x4B560006
 _MAGIC = b"ringtrn\x02"
 _WITHIN_S = 20
 
@@ -80,10 +82,16 @@ for line in sys.stdin:
             kept.append((store, server.describe(part).hex(), blocks))
         print(json.dumps(kept).encode().hex(), flush=True)
         continue
+    if what == "loses":
+        print(server.lost(int(text), 1).hex(), flush=True)
+        continue
     if what == "takes_descriptors":
         takes.set() if int(text) else takes.clear()
         if int(text):
             threading.Thread(target=take_descriptors, daemon=True).start()
+    elif what == "settles":
+        worker, other, begun = text.split(":")
+        server.settle(int(worker), int(other), bytes.fromhex(begun))
     elif what == "updates":
         for _ in range(int(text)):
             (_, part, piece), _, _, gradient, weight = server.take(20)
@@ -105,17 +113,21 @@ server.close()
 class Server:
     """A server in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[str]):
-        self.process = process
+    def __init__(self, process: subprocess.Popen[str], number: int = 0):
+        self.process, self.number = process, number
         assert process.stdout
         self.port = int(process.stdout.readline())
 
     def tell(self, what: str, worker: int) -> None:
-        """`lost`, `left` or `back`."""
+        """`lost`, `left`, `back`, `lost_server` or `back_server`."""
         assert self.ask(what, str(worker)) == "ok"
 
     def ask(self, what: str, text: str = "-") -> str:
-        """`copies`: all that it keeps; `restored`: it keeps that; `updates`: adds so many gradients to their values."""
+        """Has it do this.
+
+        `copies`: all that it keeps; `restored`: it keeps that; `updates`: adds so many gradients to their values.
+        `loses`: the first process of a worker is dead; what `settles` needs at another server, behind both numbers.
+        """
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(f"{what} {text}\n")
         self.process.stdin.flush()
@@ -146,7 +158,7 @@ def served(shares_memory: bool = False, drop_percent: float = 0, threads: int = 
     command = [sys.executable, "-c", _SERVER, *map(str, options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        yield Server(process)
+        yield Server(process, number)
         process.communicate(timeout=_WITHIN_S)
         assert process.returncode == 0
     finally:
@@ -163,7 +175,7 @@ class Message(NamedTuple):
 
 def head(said: str | int, **fields: float) -> bytes:
     """Its fields by their names in message.h."""
-    values = {"dtype": DTYPES["float32"], "wanted": DTYPES["float32"], "ranges": ALL} | fields
+    values = {"dtype": DTYPES["float32"], "wanted": DTYPES["float32"], "ranges": ALL, "primary": ALL} | fields
     names = [
         "dtype",
         "wanted",
@@ -176,6 +188,8 @@ def head(said: str | int, **fields: float) -> bytes:
         "ranges",
         "number",
         "push",
+        "primary",
+        "verdict",
         "lr",
         "wd",
     ]
@@ -213,7 +227,7 @@ class Worker:
     def __init__(self, server: Server, number: int, secret: bytes = SECRET):
         self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=_WITHIN_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        said = _MAGIC + struct.pack("<ii", number, CAPACITY) + os.urandom(16)
+        said = _MAGIC + struct.pack("<ii", number, CAPACITY + server.number) + os.urandom(16)
         self.sock.sendall(said)
         challenge = self._receive(16 + 32)
         said += challenge[:16]

@@ -361,7 +361,7 @@ kv.set_barrier_before_exit(False)
 )
 
 
-@pytest.mark.parametrize(("servers", "memory"), [(1, "auto"), (2, "auto"), (1, "off")])
+@pytest.mark.parametrize(("servers", "memory"), [(1, "auto"), (2, "auto"), (1, "off"), (2, "off")])
 def test_the_last_push_of_a_killed_worker_is_applied_as_a_whole_or_not_at_all(tmp_path, servers, memory):
     chance, kills = np.random.default_rng(), 3
     gos = [tmp_path / f"go-{number}" for number in range(kills)]

@@ -172,6 +172,60 @@ def test_a_server_that_the_scheduler_has_lost_is_not_connected_to_again_and_lost
         require_all(worker.push_pull(4), 1 + 4)
 
 
+@pytest.mark.parametrize("has_first", [True, False])
+def test_a_push_ends_at_the_other_servers_of_its_key_when_the_one_that_decides_is_lost(has_first: bool) -> None:
+    """`has_first`: the whole push was sent to the server that is lost. Room for more pushes is given back."""
+    with served() as first, served(number=1) as second:
+        worker = Worker(0, [first.port, second.port], counts=(100_000,), workers=1)
+        worker.open()
+        require_all(worker.push_pull(1), 1)
+        first.stop()
+        if not has_first:
+            first.process.kill()
+            first.process.wait()
+        handle = worker.push(2)
+        assert not handle.wait(0.3)  # the second one has it by then
+        first.process.kill()
+        for lost in (handle, worker.push(4), worker.push(8)):
+            with pytest.raises(PeerLostError, match=r"server 0 at 127.* is gone"):
+                wait(lost)
+        require_outbox_is_empty(worker)
+        worker.client.close()
+        first.process.wait()
+        first.process.returncode = 0
+
+
+def test_a_push_to_a_server_that_does_not_answer_is_applied_at_all_servers_of_its_key() -> None:
+    """That server goes on, and applies it, after its worker has given it up."""
+    with served() as first, served(number=1) as second:
+        ports, counts = [first.port, second.port], (20_000,)
+        worker = Worker(0, ports, counts, resend_s=0.1, timeout_s=2.0)
+        worker.open()
+        other = Worker(1, ports, counts)
+        other.open()
+        first.stop()
+        with pytest.raises(PeerLostError, match="has not answered for"):
+            wait(worker.push(3))
+        require_outbox_is_empty(worker)
+        worker.client.close()
+        first.process.send_signal(signal.SIGCONT)
+        until = time.monotonic() + _END_S
+        while other.pull()[0][0] != 3:
+            assert time.monotonic() < until
+        begun = first.ask("loses", "0")
+        second.ask("loses", "0")
+        second.ask("settles", f"0:0:{begun}")
+        require_all(other.pull(), 3)
+        other.client.close()
+
+
+def require_outbox_is_empty(worker: Worker) -> None:
+    until = time.monotonic() + _END_S
+    while worker.client.metrics()["outbox_bytes"] > 0:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def require_refused(handle: StoreHandle) -> None:
     """It fails, and then nothing of it is under way any more."""
     with pytest.raises(ValueError, match="without an optimizer"):

@@ -124,11 +124,17 @@ SOCKETS = {
 }
 
 _ACTOR, _STORES = "kvstore/store/actor.cc", "kvstore/server/server_stores.cc"
-_REMOTE_SERVER = "kvstore/worker/remote_server.cc"
+_REMOTE_SERVER, _SESSION = "kvstore/worker/remote_server.cc", "kvstore/server/session.cc"
 
 STORE: dict[str, Patch | tuple[Patch, ...]] = {
     "chunks of a push over TCP are applied as they come": Patch(
         "kvstore/store/layout.h", "return !spec_.is_synchronous &&", "return false && !spec_.is_synchronous &&"
+    ),
+    "a push of a key at several servers is applied at each as it comes": Patch(
+        _SESSION, "(push.is_cut() && push.verdict != Verdict::applies && !has_counted)", "false"
+    ),
+    "a server forgets a push that another one has begun when its worker dies": Patch(
+        _SESSION, "if (push.second.is_ready && !push.second.has_begun) leave(piece, push);", ""
     ),
     "a push that comes again counts again": Patch(
         _ACTOR,

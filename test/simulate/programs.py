@@ -55,7 +55,7 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         (
             *(f"kvstore/store/{name}.cc" for name in ("actor", "layout", "part")),
             *(f"kvstore/wire/{name}.cc" for name in ("connection", "message")),
-            *(f"kvstore/server/{name}.cc" for name in ("server", "server_stores", "session")),
+            *(f"kvstore/server/{name}.cc" for name in ("cut_pushes", "server", "server_stores", "session")),
             *(f"kvstore/worker/{name}.cc" for name in ("client", "client_store", "direct_path", "remote")),
             *(f"kvstore/worker/{name}.cc" for name in ("remote_server", "store_handle")),
             *(f"kernels/{name}.cc" for name in ("copy", "optimize", "quantize", "reduce", "reduce_scalar")),

@@ -28,7 +28,8 @@ namespace ringtrain {
 //
 // Shared by the threads of a server.
 struct ServerShared {
-  ServerShared(bool shares_memory, double timeout) : stores(shares_memory, timeout), timeout_s(timeout) {}
+  ServerShared(int number, bool shares_memory, double timeout)
+      : stores(number, shares_memory, timeout), timeout_s(timeout) {}
 
   ServerStores stores;
   ServerWords words;
@@ -107,10 +108,16 @@ class StoreServer final : Connector::Owner {
   const ServerWords& words() const { return shared_.words; }
 
   // A worker is dead: its connection ends, and nobody waits for it. And it is back. `first_term`: from now on only
-  // processes of this term or a later one act in its name, see WorkerPlace.
-  void lost(int worker, uint32_t first_term);
-  // A worker is done. Nobody waits for it, and its last pushes, which may still come, count.
-  void left(int worker);
+  // processes of this term or a later one act in its name, see WorkerPlace. Returns what the other servers need to
+  // settle() what it has pushed to keys at several servers.
+  Bytes lost(int worker, uint32_t first_term);
+  void settle(int worker, int server, const Bytes& begun);
+  // Another server is gone; another one has taken its place.
+  void lost_server(int server);
+  void back_server(int server);
+  // A worker is done. Nobody waits for it, and its last pushes, which may still come, count, except to keys at several
+  // servers. Returns the same as lost().
+  Bytes left(int worker, uint32_t first_term);
   void back(int worker, uint32_t first_term);
   // Of values that a program updates, see ServerStores; waits for the next one at most so long.
   std::optional<ServerStores::Taken> take(double longest_s);

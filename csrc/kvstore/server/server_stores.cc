@@ -141,8 +141,8 @@ constexpr const char* kProgram = "program";
 
 }  // namespace
 
-ServerStores::ServerStores(bool shares_memory, double timeout_s)
-    : shares_memory_(shares_memory), timeout_s_(timeout_s) {}
+ServerStores::ServerStores(int server, bool shares_memory, double timeout_s)
+    : shares_memory_(shares_memory), timeout_s_(timeout_s), cut_pushes_(server) {}
 
 std::shared_ptr<Part> ServerStores::part(uint32_t store, uint32_t number) const {
   const std::vector<std::shared_ptr<Part>> parts = table_->parts(store);
@@ -339,7 +339,7 @@ bool ServerStores::finish_pushes() {
 }
 
 void ServerStores::finish(std::vector<LateChunk> chunks) {
-  if (chunks.empty()) return;
+  if (chunks.empty() && !cut_pushes_.has_settled()) return;
   const Lock lock(mutex_);
   for (LateChunk& one : chunks) late_[one.worker].push_back(std::move(one));
   finish_all();
@@ -356,9 +356,10 @@ bool ServerStores::finish_late(int worker) {
     };
     bool is_done = std::none_of(left.begin(), left.end(), is_same);
     Actor& actor = *stores_[one.store].actors[one.part];
+    const auto place = static_cast<size_t>(worker);
     const auto apply = [&] {
-      is_done =
-          actor.push_for(static_cast<size_t>(worker), one.chunk, one.seq, one.ranges.get(), one.source, one.rates);
+      const uint64_t seq = one.seq == LateChunk::kNext ? actor.pushes_of(one.chunk, place) + 1 : one.seq;
+      is_done = actor.push_for(place, one.chunk, seq, one.ranges.get(), one.source, one.rates);
     };
     if (is_done) error_of(apply);
     if (!is_done) left.push_back(std::move(one));
@@ -370,6 +371,7 @@ bool ServerStores::finish_late(int worker) {
 }
 
 void ServerStores::finish_all() {
+  for (LateChunk& one : cut_pushes_.take()) late_[one.worker].push_back(std::move(one));
   for (auto worker = unfinished_.begin(); worker != unfinished_.end();) {
     const auto number = static_cast<size_t>(*worker);
     bool is_done = true;

@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/thread_annotations.h"
+#include "kvstore/server/cut_pushes.h"
 #include "kvstore/store/actor.h"
 #include "kvstore/store/part.h"
 #include "kvstore/wire/message.h"
@@ -23,8 +24,8 @@ namespace ringtrain {
 // Any thread. Its errors are for the worker that asked.
 class ServerStores {
  public:
-  // `timeout_s`: how long another process may keep a chunk.
-  ServerStores(bool shares_memory, double timeout_s);
+  // `server`: the number of this one. `timeout_s`: how long another process may keep a chunk.
+  ServerStores(int server, bool shares_memory, double timeout_s);
 
   const std::shared_ptr<PartTable>& table() const { return table_; }
   // Null where there is none.
@@ -46,18 +47,10 @@ class ServerStores {
   // Applies the rest of the last pushes of dead workers, see Actor::finish_push_of, and what finish() was given.
   // Returns false where a chunk was busy: it is to be called again.
   bool finish_pushes();
-  // A chunk of a push that was begun on a connection that has ended.
-  struct LateChunk {
-    int worker;
-    uint32_t store, part, chunk;
-    uint64_t seq;
-    std::shared_ptr<const char> body;
-    std::shared_ptr<const ElementRanges> ranges;  // null: all of the chunk
-    Source source;                                // in the body
-    Rates rates;
-  };
-  // Applies them now or in finish_pushes(). Those of a chunk are in order.
+  // Applies these of pushes that were begun on connections that have ended, and after them what cut_pushes() has
+  // settled: now or in finish_pushes(). Those of a chunk are in order.
   void finish(std::vector<LateChunk> chunks);
+  CutPushes& cut_pushes() { return cut_pushes_; }
 
   // All that is kept, for a server that takes the place of this one: of each Part its store and its chunks, what it is,
   // and these (chunk_copies.h).
@@ -129,6 +122,7 @@ class ServerStores {
   const double timeout_s_;
   const std::shared_ptr<PartTable> table_ = std::make_shared<PartTable>();
   std::atomic<bool> is_recovery_ = false;
+  CutPushes cut_pushes_;
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
   std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);         // by worker

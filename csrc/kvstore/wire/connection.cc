@@ -11,7 +11,7 @@
 namespace ringtrain {
 namespace {
 
-constexpr uint32_t kHeadTag = 0x4b560003, kBodyTag = 0x4b560004;  // the last: the version of Head
+constexpr uint32_t kHeadTag = 0x4b560005, kBodyTag = 0x4b560006;  // the last: the version of Head
 // So much leaves without waiting for more, and so little is little.
 constexpr size_t kMuch = 128 << 10, kLittle = 256 << 10;
 
@@ -29,7 +29,8 @@ void begin(IncomingFrame& frame, const FrameHeader& header, char* place) {
 }
 
 bool is_possible(const Head& head) {
-  return head.said <= kLastSaid && static_cast<int>(head.dtype) < kDTypes && static_cast<int>(head.wanted) < kDTypes &&
+  return head.said <= kLastSaid && head.verdict <= Verdict::unknown && static_cast<int>(head.dtype) < kDTypes &&
+         static_cast<int>(head.wanted) < kDTypes &&
          (head.body_bytes <= kLongestBody || is_of_chunk(head.said) || head.said == Said::done);
 }
 

@@ -101,6 +101,12 @@ void StoreClient::end(const std::string& text, ErrorKind kind) {
   remote_.end(error);
 }
 
+void StoreClient::leave() {
+  const double end = now_s() + options_.remote.timeout_s;
+  while (!remote_.has_settled(kBetweenLooks_s) && now_s() < end) interrupt_();
+  close();
+}
+
 void StoreClient::close() {
   {
     const Lock lock(mutex_);
@@ -311,12 +317,27 @@ void StoreClient::add(Work& work, uint32_t store, uint32_t id, const Pushed* pus
   ClientKey& key = own.key(id);
   if (pushed && pushed->quantizer.kind == Quantizer::Kind::none) require_fitting(pushed->values, key, key.count);
   if (out) require_fitting(*out, key, key.count);
-  if (pushed) ++key.pushes;
-  for (const ClientPiece& piece : key.pieces)
-    if (piece.part->actor)
+  if (pushed) ++key.pushes, ++key.begun;
+  const std::shared_ptr<CutPush> cut = cut_of(own, key, pushed);
+  for (const ClientPiece& piece : key.pieces) {
+    if (piece.part->actor) {
       add_direct(work, store, key, piece, pushed, out);
-    else
-      add_remote(work, store, key, piece, pushed, out);
+      continue;
+    }
+    add_remote(work, store, key, piece, pushed, out);
+    if (piece.count > 0) work.remote.back().cut = cut;
+  }
+}
+
+// Memory that this worker shares with a server changes on this thread, which does not wait for other servers.
+std::shared_ptr<CutPush> StoreClient::cut_of(const ClientStore& store, const ClientKey& key, const Pushed* pushed) {
+  if (!pushed || store.is_synchronous()) return nullptr;
+  std::vector<int> servers;
+  for (const ClientPiece& piece : key.pieces) {
+    if (piece.count > 0 && piece.part->actor) return nullptr;
+    if (piece.count > 0) servers.push_back(piece.part->server);
+  }
+  return servers.size() > 1 ? std::make_shared<CutPush>(servers.front(), servers.size()) : nullptr;
 }
 
 void StoreClient::add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece,
@@ -356,6 +377,7 @@ void StoreClient::add_remote(Work& work, uint32_t store, const ClientKey& key, c
   operation.layout = piece.part->layout;
   operation.piece = piece.number;
   operation.number = static_cast<int64_t>(key.pushes);
+  operation.push = key.begun;
   operation.priority = work.priority;
   operation.copies = work.copies;
   if (pushed) {
@@ -382,7 +404,12 @@ std::shared_ptr<StoreHandle> StoreClient::carry_out(Work work, uint32_t store, c
   handle->expect(static_cast<int>(work.direct.size() + work.remote.size()));
   bool has_begun_all = false;
   try {
-    for (const RemoteOperation& operation : work.remote) start(operation, requests);
+    for (auto first = work.remote.begin(); first != work.remote.end();) {
+      const auto is_other = [&](const RemoteOperation& one) { return !one.cut || one.cut != first->cut; };
+      const auto last = std::find_if(first + 1, work.remote.end(), is_other);
+      start({first, last}, requests);
+      first = last;
+    }
     has_begun_all = true;
     if (!work.direct.empty()) start_instead(direct_.carry_out(std::move(work.direct), *handle, interrupt_), requests);
   } catch (...) {
@@ -413,23 +440,24 @@ void StoreClient::start_instead(const std::vector<DirectItem>& left_behind,
     if (!item.by_tcp) throw Error(ErrorKind::peer_lost, "another server has taken the place of a lost one");
     if (pieces.insert(item.by_tcp.get()).second) {
       item.handle->expect(1);
-      start(*item.by_tcp, requests);
+      start({*item.by_tcp}, requests);
     }
     item.handle->end_one(std::nullopt);
   }
 }
 
-// `requests` gets a part for it, which ends when the request does.
-void StoreClient::start(RemoteOperation operation, const std::shared_ptr<StoreHandle>& requests) {
-  requests->expect(1);
-  operation.done = [requests, done = std::move(operation.done)](const std::optional<Error>& error, int64_t updates) {
-    done(error, updates);
-    requests->end_one(std::nullopt);
-  };
+// See Remote::start. `requests` gets a part for each, which ends when the request does.
+void StoreClient::start(std::vector<RemoteOperation> operations, const std::shared_ptr<StoreHandle>& requests) {
+  requests->expect(static_cast<int>(operations.size()));
+  for (RemoteOperation& operation : operations)
+    operation.done = [requests, done = std::move(operation.done)](const std::optional<Error>& error, int64_t updates) {
+      done(error, updates);
+      requests->end_one(std::nullopt);
+    };
   try {
-    while (!remote_.start(operation, kBetweenLooks_s)) interrupt_();
+    while (!remote_.start(operations, kBetweenLooks_s)) interrupt_();
   } catch (...) {
-    requests->end_one(std::nullopt);
+    for (size_t i = 0; i < operations.size(); ++i) requests->end_one(std::nullopt);
     throw;
   }
 }
@@ -506,7 +534,8 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
   require_rows(rows, key);
   const HostArray& array = pushed ? pushed->values : *out;
   require_fitting(array, key, rows.numbers.size() * rows.elements);
-  if (pushed) ++key.pushes;
+  if (pushed) ++key.pushes, ++key.begun;
+  const std::shared_ptr<CutPush> cut = cut_of(store_of(store), key, pushed);
   for (const ClientPiece& piece : key.pieces) {
     const auto chunks = std::make_shared<const ChunkRows>(
         rows_of_piece(*piece.part->layout, piece.number, rows.numbers, rows.elements, pushed != nullptr));
@@ -519,6 +548,7 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
     };
     if (!piece.part->actor) {
       add_remote_rows();
+      if (piece.count > 0) work.remote.back().cut = cut;
       continue;
     }
     std::shared_ptr<const RemoteOperation> other_way;
@@ -607,7 +637,7 @@ void StoreClient::begin_visit(const std::shared_ptr<StoreHandle>& handle, const 
       handle->end_one(error);
     };
     handle->expect(1);
-    start(std::move(operation), requests);
+    start({std::move(operation)}, requests);
   }
 }
 

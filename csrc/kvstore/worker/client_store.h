@@ -46,7 +46,8 @@ struct ClientKey {
   DType dtype;
   uint64_t count;
   std::vector<ClientPiece> pieces;
-  uint64_t pushes = 0;                                                                           // of this worker
+  uint64_t pushes = 0;  // of this worker
+  uint64_t begun = 0;   // likewise, also failed ones
   std::shared_ptr<std::atomic<int64_t>> num_update = std::make_shared<std::atomic<int64_t>>(0);  // as far as is known
 };
 

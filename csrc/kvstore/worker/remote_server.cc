@@ -160,6 +160,7 @@ void RemoteServer::let_go() {
     if (was_had) ++unanswered_;
     if (request.is_answered) --request.flight->answered;
     request.is_held = request.is_staged = request.is_answered = false;
+    if (request.flight->operation.cut) request.flight->operation.cut->set_ready(number_, false);
   }
 }
 
@@ -295,9 +296,12 @@ void RemoteServer::say(const Head& head) {
 // --------------------------------------------------------------------------------------------------------- operations
 
 void RemoteServer::add(RemoteFlightPtr flight) {
-  if (lost_) flight->error = *lost_;
-  if (lost_ || flight->legs() == 0) return finish(flight);
   const RemoteOperation& operation = flight->operation;
+  const std::shared_ptr<CutPush> cut = flight->legs() > 0 ? operation.cut : nullptr;
+  if (cut && cut->error()) flight->error = *cut->error();
+  if (lost_) flight->error = *lost_;
+  if (cut && lost_) cut->note_lost(number_, *lost_);
+  if (flight->error || flight->legs() == 0) return finish(flight);
   stores_.insert(operation.store);
   if (operation.said <= Said::push_pull) begin_piece(operation);
   Line& line = lines_[{operation.store, operation.part, operation.piece}];
@@ -307,7 +311,11 @@ void RemoteServer::add(RemoteFlightPtr flight) {
   ++line.waiting;
   flight->place_in_line = line.place;
   flight->order = ++orders_;
-  waiting_[{flight->place_in_line, flight->order}] = std::move(flight);
+  waiting_[{flight->place_in_line, flight->order}] = flight;
+  if (cut)
+    cut->join(number_, [this, one = std::weak_ptr<RemoteFlight>(flight)] {
+      if (const RemoteFlightPtr there = one.lock()) settle(there);
+    });
 }
 
 void RemoteServer::feed() {
@@ -341,7 +349,11 @@ Head RemoteServer::head_of(const Request& request) const {
   // A push that the server has is not sent again: only its answer is missing.
   if (request.is_held && operation.said == Said::push_pull) head.said = Said::pull;
   if (operation.said <= Said::push_pull) head.number = std::max<int64_t>(0, head.number + request.shift);
-  if (request.flight->is_whole()) head.push = request.flight->order;
+  if (!request.flight->is_whole()) return head;
+  head.push = operation.push;
+  if (!operation.cut) return head;
+  head.primary = static_cast<uint32_t>(operation.cut->primary());
+  head.verdict = operation.cut->verdict(number_);
   return head;
 }
 
@@ -401,6 +413,7 @@ void RemoteServer::take(uint32_t id, const Head& head) {
   heard_at_ = now_s();
   silences_ = 0;
   if (id == question_id_) {
+    if (head.said == Said::held) return;  // to be asked again later
     if (head.body_bytes == 0) answer_body_ = Bytes();
     return answer_question(head);
   }
@@ -414,30 +427,67 @@ void RemoteServer::answer(uint32_t id, const Head& head) {
   const RemoteFlightPtr flight = request.flight;
   flight->moved_at = heard_at_;
   if (head.said == Said::early) return count_again(id, head.number);
+  if (head.said == Said::ready) return take_ready(*flight);
   window_bytes_ -= std::exchange(request.window_bytes, 0);
   if (!request.is_held && !request.is_staged) --unanswered_;
   request.is_staged = head.said == Said::staged && !request.is_held;
   if (head.said == Said::staged) return;
   request.is_held = true;
+  const std::shared_ptr<CutPush>& cut = flight->operation.cut;
+  if (cut && head.said != Said::refused) cut->note_begun(number_);
   if (head.said == Said::held) return;
-  if (head.said == Said::refused)
+  if (head.said == Said::refused && !flight->error)
     flight->error = Error(static_cast<ErrorKind>(head.number), std::string(answer_body_.begin(), answer_body_.end()));
-  else if (head.body_bytes != expected_bytes(request))
+  else if (head.said != Said::refused && head.body_bytes != expected_bytes(request))
     throw failure("a server's answer has another size than what was asked for");
+  if (cut && flight->error) cut->note_refused(number_, *flight->error);
   if (flight->is_whole())
     request.is_answered = true;
   else
     requests_.erase(id);
   flight->answer(head.number);
   if (flight->error && flight->is_whole()) end_refused(*flight);
-  // Several of its legs may be refused, but it leaves its line once.
-  if (flight->error && waiting_.erase({flight->place_in_line, flight->order}) == 1) {
-    const RemoteOperation& operation = flight->operation;
-    --lines_[{operation.store, operation.part, operation.piece}].waiting;
-  }
+  if (flight->error) leave_line(*flight);
   if (!flight->is_over()) return;
   for (const uint32_t number : flight->requests) requests_.erase(number);
   finish(flight);
+}
+
+// Several of its legs may be refused, but it leaves its line once.
+void RemoteServer::leave_line(const RemoteFlight& flight) {
+  if (waiting_.erase({flight.place_in_line, flight.order}) == 0) return;
+  const RemoteOperation& operation = flight.operation;
+  --lines_[{operation.store, operation.part, operation.piece}].waiting;
+}
+
+// The server has all of it.
+void RemoteServer::take_ready(RemoteFlight& flight) {
+  for (const uint32_t id : flight.requests) {
+    Request& request = requests_.at(id);
+    window_bytes_ -= std::exchange(request.window_bytes, 0);
+    if (request.is_held || request.is_answered) continue;
+    if (!std::exchange(request.is_staged, true)) --unanswered_;
+  }
+  if (flight.operation.cut) flight.operation.cut->set_ready(number_, true);
+}
+
+// Tells the server what is known now of a push of a key at several servers. Where this message is lost, a chunk that is
+// sent again says the same. A flight that is dropped before it has begun is over.
+void RemoteServer::settle(const RemoteFlightPtr& flight) {
+  if (flight->is_over()) return;
+  const Verdict verdict = flight->operation.cut->verdict(number_);
+  if (verdict == Verdict::drops || verdict == Verdict::unknown) {
+    if (!flight->error) flight->error = flight->operation.cut->error();
+    leave_line(*flight);
+    if (flight->is_over()) return finish(flight);
+  }
+  if (!is_open_ || flight->requests.empty()) return;
+  const uint32_t id = flight->requests.front();
+  Head head = head_of(requests_.at(id));
+  head.said = Said::settle;
+  head.codes = 0;
+  head.ranges = Head::kAll;
+  connection_->send(id, head);
 }
 
 // The server has refused all of it.
@@ -492,15 +542,17 @@ void RemoteServer::finish(const RemoteFlightPtr& flight) {
 
 void RemoteServer::fail_all(const Error& error) {
   end_connection();
-  std::set<RemoteFlightPtr> flights;
-  for (const auto& [id, request] : requests_) flights.insert(request.flight);
-  for (const auto& [place, flight] : waiting_) flights.insert(flight);
+  std::map<uint64_t, RemoteFlightPtr> flights;
+  for (const auto& [id, request] : requests_) flights.emplace(request.flight->order, request.flight);
+  for (const auto& [place, flight] : waiting_) flights.emplace(flight->order, flight);
   requests_.clear();
   waiting_.clear();
   lines_.clear();
   window_bytes_ = unanswered_ = 0;
-  for (const RemoteFlightPtr& flight : flights) {
+  for (const auto& [order, flight] : flights) {
     flight->error = error;
+    flight->requests.clear();
+    if (flight->operation.cut) flight->operation.cut->note_lost(number_, error);
     finish(flight);
   }
   for (const RemoteQuestion& question : std::exchange(questions_, {})) question.reply->fail(error);

@@ -29,6 +29,7 @@
 #include "kvstore/wire/connection.h"
 #include "kvstore/wire/dialler.h"
 #include "kvstore/wire/message.h"
+#include "kvstore/worker/cut_push.h"
 #include "kvstore/worker/store_handle.h"
 #include "network/tcp.h"
 
@@ -64,7 +65,9 @@ struct RemoteOperation {
   std::shared_ptr<const ChunkRows> rows;  // null: all of the piece
   bool copies = false;                    // the values may change as soon as start() has returned
 
-  int64_t number = 0;  // of this worker's pushes of the key until now, with this one; of states: which array
+  int64_t number = 0;            // of this worker's pushes of the key until now, with this one; of states: which array
+  uint64_t push = 0;             // of pushes: more than in those of the key before, see Head
+  std::shared_ptr<CutPush> cut;  // of a push of a key at several servers
   double lr = 0, wd = 0;
   int priority = 0;  // what is higher goes first
 
@@ -162,7 +165,7 @@ struct RemoteFlight {
   // Whether the server applies it once it has all of it, or refuses all of it. Then it is also sent again as a whole.
   bool is_whole() const {
     const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
-    return pushes && operation.layout->is_pushed_as_a_whole(operation.piece);
+    return pushes && (operation.cut || operation.layout->is_pushed_as_a_whole(operation.piece));
   }
   void answer(int64_t num_update) {
     ++answered;
@@ -274,6 +277,9 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   size_t expected_bytes(const Request& request) const;
   void answer(uint32_t id, const Head& head);
   void count_again(uint32_t id, int64_t counted);
+  void take_ready(RemoteFlight& flight);
+  void settle(const RemoteFlightPtr& flight);
+  void leave_line(const RemoteFlight& flight);
   void finish(const RemoteFlightPtr& flight);
   void end_refused(RemoteFlight& flight);
   void look_for_silence(double now);

@@ -223,6 +223,10 @@ class SchedulerClient:
         """Reports that a replacement of a server has the values of its predecessor, so workers may connect."""
         self._send({"kind": "ready", "snapshot_age_s": snapshot_age_s})
 
+    def settle(self, worker: int, begun: bytes) -> None:
+        """Tells all other servers what `StoreServer.lost` has returned of a worker."""
+        self._send({"kind": "settle", "worker": worker, "begun": begun.hex()})
+
     def be_elastic(self) -> None:
         """Lets workers come and go from now on."""
         self._send({"kind": "elastic"})

@@ -29,7 +29,7 @@ using namespace ringtrain;
 namespace {
 
 constexpr int kCapacity = 3;
-constexpr uint32_t kHeadTag = 0x4b560003, kBodyTag = 0x4b560004;
+constexpr uint32_t kHeadTag = 0x4b560005, kBodyTag = 0x4b560006;
 // Larger stores would take all memory of the machine; what claims to be larger is for test_kvstore_messages.py.
 constexpr uint64_t kMostElements = 1 << 20;
 constexpr int kMostWorkers = 64;
@@ -252,6 +252,9 @@ Head any_head(bool is_honest) {
   if (!is_honest && one_in(15)) head.number = static_cast<int64_t>(generator());
   if (one_in(6)) head.ranges = static_cast<uint32_t>(any(4));
   if (!is_honest && one_in(40)) head.ranges = static_cast<uint32_t>(generator());
+  head.push = any(4);
+  if (one_in(3)) head.primary = static_cast<uint32_t>(any(2));
+  head.verdict = static_cast<Verdict>(any(is_honest ? 4 : 5));
   head.lr = one_of<double>({0.1, 0, NAN, 1e300});
   return head;
 }
@@ -277,6 +280,7 @@ class Trial {
     update();
     if (one_in(30)) server_->lost(worker, 0);
     if (one_in(30)) server_->back(worker, 0);
+    if (one_in(30)) error_of([&] { server_->settle(worker, static_cast<int>(any(2)), noise(any(100))); });
     if (one_in(50)) copy_all();
     if (keys_ <= kKeysOfOneServer) return;
     end();

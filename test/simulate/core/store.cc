@@ -10,9 +10,10 @@
 // how often. Rules. No push is in a value twice, and none that was never made. A push that was acknowledged stays in
 // all values from then on, unless its server came back from a snapshot. A chunk is changed as a whole. In the end each
 // push to an asynchronous store is in all chunks of a key at a server, or in none, unless that came back from a
-// snapshot. In a round each worker that was never lost has pushed once. Later pushes of an expelled worker are in no
-// value. Versions only grow. An error has a cause, and names only processes that were disturbed. In the end every wait
-// has ended.
+// snapshot; and at all servers of a key that is cut over several of them or at none, as long as no server of it has
+// died and its worker shares no memory with one. In a round each worker that was never lost has pushed once. Later
+// pushes of an expelled worker are in no value. Versions only grow. An error has a cause, and names only processes that
+// were disturbed. In the end every wait has ended.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -98,13 +99,16 @@ struct Draw {
   std::vector<StoreKey> keys;
   std::vector<std::vector<Step>> scripts;  // by worker
   Net::Weather weather;
+  size_t outbox_bytes = 64 << 20;
   double timeout_s = 4, resend_s = 1, return_s = 0, snapshot_s = 0, notice_s = 0.01;
   std::vector<Fault> faults;
 };
 
 class Drawing {
  public:
-  explicit Drawing(uint64_t seed) : random_(seed) {}
+  explicit Drawing(uint64_t seed) : random_(seed) {
+    draw_.outbox_bytes = Random(~seed).one_of(std::vector<size_t>{64 << 20, 400});
+  }
 
   Draw draw() {
     draw_world();
@@ -436,6 +440,10 @@ class World {
     disturbed_.insert(name_of(process));
     trace("model", "the scheduler has lost " + name_of(process) + ": " + why);
     if (process.is_worker) tell_all(false, true, [this, &process](Process& to) { fence(to, process); });
+    if (!process.is_worker)
+      tell_all(false, true, [number = process.number](Process& to) {
+        if (to.server) to.server->lost_server(number);
+      });
     if (!process.is_worker || draw_.return_s == 0) return announce(process, why);
     fibres_.at(fibres_.now() + draw_.return_s, [this, &process, why] {
       if (of_place(process.is_worker, process.number) == &process) announce(process, why);
@@ -444,8 +452,16 @@ class World {
 
   void fence(Process& server, const Process& worker) {
     if (!server.server) return;
-    server.server->lost(worker.number, worker.term + 1);
+    tell_begun(server, worker.number, server.server->lost(worker.number, worker.term + 1));
     server.fenced.try_emplace(worker.rank, fibres_.now());
+  }
+
+  // A server tells the others which pushes of a lost worker it has begun.
+  void tell_begun(const Process& server, int worker, const Bytes& begun) {
+    if (server.is_lost || is_scheduler_dead_) return;
+    tell_all(false, true, [worker, from = server.number, begun](Process& to) {
+      if (to.server && to.number != from) to.server->settle(worker, from, begun);
+    });
   }
 
   void announce(Process& process, const std::string& why) {
@@ -586,6 +602,7 @@ class World {
     for (int server = 0; server < draw_.servers; ++server)
       remote.servers.push_back({{"server", of_place(false, server)->rank}});
     remote.resend_s = draw_.resend_s;
+    remote.outbox_bytes = draw_.outbox_bytes;
     remote.timeout_s = draw_.timeout_s;
     remote.return_s = draw_.return_s;
     remote.verbose = telling_.trace ? 2 : 0;
@@ -617,7 +634,7 @@ class World {
     say(self, "is done");
     tell_all(true, true, [this, &self](Process& to) {
       hear_end(to, self);
-      if (to.server) to.server->left(self.number);
+      if (to.server) tell_begun(to, self.number, to.server->left(self.number, self.term + 1));
     });
   }
 
@@ -870,6 +887,9 @@ class World {
     say(self, keeps ? "goes on with the memory of its workers" : "goes on from a snapshot");
     const int number = self.number, port = self.rank;
     if (self.is_lost || is_scheduler_dead_) return;
+    tell_all(false, true, [number](Process& to) {
+      if (to.server && to.number != number) to.server->back_server(number);
+    });
     tell_all(true, false, [this, number, port, keeps](Process& to) {
       if (!to.client) return;
       to.client->back_server(number, {{"server", port}}, keeps);
@@ -1035,6 +1055,7 @@ class World {
 
   // The values of the servers in the end.
   void require_values() {
+    for (const StoreKey& key : draw_.keys) require_at_all_servers(key);
     for (const StoreKey& key : draw_.keys)
       for (const StoreKey::Piece& piece : key.pieces) {
         Process& one = *of_place(false, piece.server);
@@ -1049,6 +1070,28 @@ class World {
         }
         if (!draw_.is_synchronous && !one.is_lost && !restored_.count(one.number)) require_whole(key, one, values);
       }
+  }
+
+  // Each push by TCP is at all servers of a key, or at none.
+  void require_at_all_servers(const StoreKey& key) {
+    if (draw_.is_synchronous || is_scheduler_dead_) return;
+    std::map<int, std::vector<int>> digits;
+    bool shares_memory = false;
+    for (const StoreKey::Piece& piece : key.pieces) {
+      Process& server = *of_place(false, piece.server);
+      shares_memory = shares_memory || is_shared(server);
+      if (server.term > 0 || server.is_lost || !runs(server) || !server.server) return;
+      const PartTable::Place place = server.server->stores().table()->find(0, key.id);
+      if (!place.part) return;
+      const size_t chunk = place.part->layout().first_chunk(place.piece);
+      digits[piece.server] =
+          digits_of(*reinterpret_cast<const double*>(place.part->value(chunk)), slots_[key.id].size());
+    }
+    for (const auto& [server, found] : digits)
+      for (size_t slot = 0; slot < std::min(found.size(), digits.begin()->second.size()); ++slot)
+        if (found[slot] != digits.begin()->second[slot] &&
+            !(shares_memory && is_shared(process(pushes_[slots_[key.id][slot]].rank))))
+          story_.find(name_of_push(key.id, slot) + " is at some of its servers only");
   }
 
   // Each push is in all chunks of a key at a server, or in none.

@@ -1,0 +1,167 @@
+#include "kvstore/server/cut_pushes.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/error.h"
+
+namespace ringtrain {
+
+void CutPushes::begin(const Pusher& pusher, uint32_t primary, uint64_t push) {
+  const Lock lock(mutex_);
+  if (is_primary(primary)) {
+    const auto first = first_terms_.find(pusher.worker);
+    if (first != first_terms_.end() && pusher.term < first->second)
+      throw expelled(static_cast<uint32_t>(pusher.worker));
+    Begun& begun = begun_[pusher];
+    begun.first = std::min(begun.first, push);
+    begun.last = std::max(begun.last, push);
+  } else if (const auto orphans = orphans_.find(pusher); orphans != orphans_.end()) {
+    orphans->second.erase(push);
+    if (orphans->second.empty()) orphans_.erase(orphans);
+  }
+}
+
+void CutPushes::refuse(const Pusher& pusher, uint32_t primary, uint64_t push) {
+  const Lock lock(mutex_);
+  if (is_primary(primary)) {
+    begun_[pusher].refused.insert(push);
+  } else if (const auto orphans = orphans_.find(pusher); orphans != orphans_.end()) {
+    orphans->second.erase(push);
+    if (orphans->second.empty()) orphans_.erase(orphans);
+  }
+}
+
+void CutPushes::keep(const Pusher& pusher, uint32_t primary, uint64_t push, std::vector<LateChunk> chunks) {
+  const Lock lock(mutex_);
+  const auto settled = settled_.find(pusher);
+  if (settled != settled_.end() && settled->second.count(push)) return;
+  Orphan& orphan = orphans_[pusher][push];
+  orphan.primary = primary;
+  orphan.chunks = std::move(chunks);
+  settle_orphans(pusher.worker);
+}
+
+void CutPushes::give_up(const Pusher& pusher, uint64_t push) {
+  const Lock lock(mutex_);
+  const auto orphans = orphans_.find(pusher);
+  if (orphans == orphans_.end()) return;
+  const auto orphan = orphans->second.find(push);
+  if (orphan == orphans->second.end()) return;
+  orphan->second.is_given_up = true;
+  settle_orphans(pusher.worker);
+}
+
+CutPushes::Fate CutPushes::fate(const Pusher& pusher, const Orphan& orphan, uint64_t push) const {
+  const auto first = first_terms_.find(pusher.worker);
+  const bool is_dead = first != first_terms_.end() && pusher.term < first->second;
+  const auto told = told_.find({pusher.worker, orphan.primary});
+  if (is_dead && told != told_.end() && pusher.term < told->second.first_term) {
+    const auto begun = told->second.begun.find(pusher);
+    return begun != told->second.begun.end() && begun->second.has(push) ? Fate::applies : Fate::drops;
+  }
+  const bool can_begin = !lost_servers_.count(orphan.primary) || !(is_dead || orphan.is_given_up);
+  return can_begin ? Fate::open : Fate::drops;
+}
+
+// Pushes to a key are settled in order.
+void CutPushes::settle_orphans(int worker) {
+  for (auto of = orphans_.lower_bound({worker, 0, 0, 0}); of != orphans_.end() && of->first.worker == worker;) {
+    auto& pushes = of->second;
+    while (!pushes.empty()) {
+      const auto first = pushes.begin();
+      const Fate its = fate(of->first, first->second, first->first);
+      if (its == Fate::open) break;
+      if (its == Fate::applies)
+        std::move(first->second.chunks.begin(), first->second.chunks.end(), std::back_inserter(applied_));
+      settled_[of->first].insert(first->first);
+      pushes.erase(first);
+    }
+    of = pushes.empty() ? orphans_.erase(of) : std::next(of);
+  }
+}
+
+void CutPushes::settle_all() {
+  std::set<int> workers;
+  for (const auto& [pusher, pushes] : orphans_) workers.insert(pusher.worker);
+  for (const int worker : workers) settle_orphans(worker);
+}
+
+// The loss of a worker may be told twice, and others may have heard of it only once: the last dead process stays known.
+Bytes CutPushes::lose_worker(int worker, uint32_t first_term) {
+  const Lock lock(mutex_);
+  uint32_t& known = first_terms_[worker];
+  known = std::max(known, first_term);
+  const auto forget_older = [&](auto& of_pushers) {
+    for (auto of = of_pushers.begin(); of != of_pushers.end();)
+      of = of->first.worker == worker && of->first.term + 1 < first_term ? of_pushers.erase(of) : std::next(of);
+  };
+  forget_older(begun_);
+  forget_older(settled_);
+  settle_orphans(worker);
+  Writer writer;
+  writer.put(first_term);
+  BegunPushes dead;
+  for (const auto& [pusher, begun] : begun_)
+    if (pusher.worker == worker && pusher.term < first_term) dead[pusher] = begun;
+  writer.put(static_cast<uint64_t>(dead.size()));
+  for (const auto& [pusher, begun] : dead) {
+    writer.put(pusher.term);
+    writer.put(pusher.store);
+    writer.put(pusher.key);
+    writer.put(begun.first);
+    writer.put(begun.last);
+    writer.put(static_cast<uint64_t>(begun.refused.size()));
+    for (const uint64_t push : begun.refused) writer.put(push);
+  }
+  return writer.take();
+}
+
+void CutPushes::settle(int worker, int server, const Bytes& begun) {
+  Reader reader(begun);
+  Told told;
+  told.first_term = reader.get<uint32_t>();
+  for (auto left = reader.get<uint64_t>(); left > 0; --left) {
+    Pusher pusher{worker, 0, 0, 0};
+    pusher.term = reader.get<uint32_t>();
+    pusher.store = reader.get<uint32_t>();
+    pusher.key = reader.get<uint32_t>();
+    Begun& its = told.begun[pusher];
+    its.first = reader.get<uint64_t>();
+    its.last = reader.get<uint64_t>();
+    for (auto refused = reader.get<uint64_t>(); refused > 0; --refused) its.refused.insert(reader.get<uint64_t>());
+  }
+  const Lock lock(mutex_);
+  Told& known = told_[{worker, static_cast<uint32_t>(server)}];
+  if (told.first_term > known.first_term) known = std::move(told);
+  settle_orphans(worker);
+}
+
+void CutPushes::lose_server(int server) {
+  const Lock lock(mutex_);
+  lost_servers_.insert(static_cast<uint32_t>(server));
+  settle_all();
+}
+
+void CutPushes::return_server(int server) {
+  const Lock lock(mutex_);
+  lost_servers_.erase(static_cast<uint32_t>(server));
+}
+
+bool CutPushes::has_orphans(int worker, uint32_t first_term) const {
+  const Lock lock(mutex_);
+  const auto of = orphans_.lower_bound({worker, 0, 0, 0});
+  return of != orphans_.end() && of->first.worker == worker && of->first.term < first_term;
+}
+
+std::vector<LateChunk> CutPushes::take() {
+  const Lock lock(mutex_);
+  return std::exchange(applied_, {});
+}
+
+bool CutPushes::has_settled() const {
+  const Lock lock(mutex_);
+  return !applied_.empty();
+}
+
+}  // namespace ringtrain
