@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -56,6 +57,21 @@ _AllreduceOptions = dist.AllreduceOptions
 DEVICES = ["cpu", "cuda"] if torch.version.cuda is not None else ["cpu"]
 _NO_TIMEOUT = _AllreduceOptions().timeout  # of options that have none
 _all_reduce_code = inspect.unwrap(dist.all_reduce).__code__
+# Functions of torch that wait for what isend() and irecv() return.
+_FRAMES_OF_TORCH = 6  # at most, from the group to these functions
+_waiting_codes = {inspect.unwrap(function).__code__ for function in (dist.send, dist.recv)}
+
+
+def _is_awaited_message() -> bool:
+    """Whether a script has called send() or recv(), which call the group by way of isend() or irecv()."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES_OF_TORCH):
+        frame = None if frame is None else frame.f_back
+        if frame is not None and frame.f_code in _waiting_codes:
+            return True
+    return False
+
+
 _DONE = Work.done([])  # for torch.distributed.all_reduce(), which waits for it and returns nothing
 
 
@@ -743,14 +759,25 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
     @shown_in_profiles("send", 0)
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         place = meeting.place(self._ranks, dst)
-        return self._transfer("send", list_of(tensors), self._ranks[self._rank], place, tag, dst)
+        own = self._ranks[self._rank]
+        return self._transfer("send", list_of(tensors), own, place, tag, dst, _is_awaited_message())
 
     @shown_in_profiles("recv", 0)
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         place = meeting.place(self._ranks, src)
-        return self._transfer("recv", list_of(tensors), place, self._ranks[self._rank], tag, src)
+        own = self._ranks[self._rank]
+        return self._transfer("recv", list_of(tensors), place, own, tag, src, _is_awaited_message())
 
-    def _transfer(self, kind: str, tensors: list[Tensor], source: int, destination: int, tag: int, peer: int) -> Work:
+    def _transfer(
+        self,
+        kind: str,
+        tensors: list[Tensor],
+        source: int,
+        destination: int,
+        tag: int,
+        peer: int,
+        is_awaited: bool = False,
+    ) -> Work:
         if source == destination:
             raise ValueError(f"{kind} of {self._title}: rank {peer} is this one; a rank cannot send to itself")
         if len(tensors) != 1:
@@ -763,7 +790,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             name, title = self._name_of_transfer(source, destination, tag)
             operation = _core.Operation(OpKind.TRANSFER, name, self._set, numbers=[source, destination, tag])
             title = f"{kind} ({title})"
-            handle = submitted(operation, [view], [] if kind == "send" else [view], (), False, title)
+            handle = submitted(operation, [view], [] if kind == "send" else [view], (), is_awaited, title)
         copies = None if kind == "send" else copies_back([tensor], [memory])
         finish = None if copies is None else functools.partial(copies, handle)
         order = None if tensor.is_cpu or finish is None else order_of(bytes_view_of(tensor, kind))
