@@ -504,7 +504,7 @@ def train_with_checkpoints(config):
         total = int(hvd.allreduce(np.array([own]), op=hvd.Sum)[0])
         if epoch == 2 and hvd.rank() == 1 and not Path(config["mark"]).exists():
             Path(config["mark"]).touch()
-            time.sleep(3)  # Ray Train looks every second whether there is a report
+            time.sleep(1)  # Ray Train looks now and then whether there is a report
             kill_own_process()
         folder = Path(config["folder"], f"{epoch}-{begin}")
         folder.mkdir(exist_ok=True)
@@ -513,7 +513,8 @@ def train_with_checkpoints(config):
         train.report(report, checkpoint=train.Checkpoint(folder) if hvd.rank() == 0 else None)
 
 
-def test_ray_train_reports_and_goes_on_from_a_checkpoint(everything_is_given_back, tmp_path):
+def test_ray_train_reports_and_goes_on_from_a_checkpoint(everything_is_given_back, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
