@@ -241,7 +241,9 @@ def topology_of_sockets(launch: launched_by.Launch, driver: Data) -> Data:
     if launch.size is None:
         raise RuntimeError(f"{launch.launcher} does not say how many ranks there are")
     with meet(place, job_secret(str(place)), "doctor", launch.rank, launch.size, timeout_s) as member:
-        return topology(member.exchange, launch.rank, node_name(), driver)
+        found = topology(member.exchange, launch.rank, node_name(), driver)
+        longest_s = max(member.exchange(member.round_trip_s()))
+        return {**found, "connections": sockets.choose_streams(table.resolve({}), longest_s).text(longest_s)}
 
 
 def topology(exchange: Exchange, rank: int, node: Any, driver: Data) -> Data:
@@ -564,6 +566,9 @@ def _rows(report: Data) -> Iterator[tuple[str, str]]:
     yield "launcher", _launcher_text(report["launcher"])
     for node in (report["topology"] or {"nodes": []})["nodes"]:
         yield "node", f"{node['host']}, {list_of_ranks(node['ranks'])} on {node['cpus']} CPUs"
+    connections = (report["topology"] or {}).get("connections")
+    if connections:
+        yield "connections", connections
     quota = f", of which the cgroup gives {processor['quota_cpus']:g}" if processor["quota_cpus"] else ""
     yield "CPU", f"{processor['machine']}, {processor['cpus']} CPUs{quota}, kernels: {own['simd'] or 'none'}"
     memory = report["shared_memory"]

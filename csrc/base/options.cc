@@ -73,8 +73,10 @@ const std::vector<Entry>& entries() {
       text(&Options::socket_interfaces, "socket_interfaces",
            "Where sockets listen and connect: interfaces such as eth0, or ranges such as 10.1.0.0/16, with a comma "
            "between several, which are used together; by default the one that leads to rank 0."),
-      number(&Options::socket_streams, "socket_streams", 1, 16,
-             "TCP connections between two ranks: several where one does not fill the link."),
+      choice(&Options::socket_streams, "socket_streams",
+             {"auto", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"},
+             "TCP connections between two ranks: auto takes one, and four where a round trip takes 20 ms or more; from "
+             "5 ms on it makes ring_chunk_kb 1024, unless that is set."),
       number(&Options::peer_timeout_s, "peer_timeout_s", 0, kDay,
              "Seconds without any answer from a rank's host over sockets after which that rank is lost; 0 waits for "
              "ever."),

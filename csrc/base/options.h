@@ -33,7 +33,7 @@ struct Options {
   double      ring_from_kb           = 192;
   std::string network                = "auto";
   std::string socket_interfaces      = "";
-  int64_t     socket_streams         = 1;
+  std::string socket_streams         = "auto";
   double      peer_timeout_s         = 10;
   std::string on_state_lost          = "restart";
   std::string shared_memory          = "auto";

@@ -118,6 +118,10 @@ class ElasticClient:
         values: list[Any] = answer["values"]
         return values
 
+    def round_trip_s(self) -> float:
+        """The shortest round trip to the rendezvous."""
+        return self._incoming.round_trip_s()
+
     def has_news(self) -> bool:
         """Whether processes wait for the next generation, or the hosts have changed. Any thread."""
         return self._has_news
@@ -406,6 +410,9 @@ def _connect(
 
     if seat.size > 1:
         secret, may_be_cut = client.secret, seat.may_be_cut
-        return sockets.connect_by(exchange, seat.rank, hosts, secret, settings, read_tuned, seat.slot, may_be_cut)
+        return sockets.connect_by(
+            *(exchange, seat.rank, hosts, secret, settings, read_tuned, seat.slot, may_be_cut),
+            round_trip_s=client.round_trip_s(),
+        )
     world, tuned, _ = introduce(exchange, seat.rank, node_name(), settings, read_tuned, slot=seat.slot)
     return world, tuned

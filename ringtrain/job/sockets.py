@@ -9,7 +9,7 @@ import socket
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtrain.errors import PeerLostError
 from ringtrain.job.host import address_towards, addresses_of, usual_address
@@ -26,12 +26,17 @@ from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.server import Place, meet
 from ringtrain.job.world import Address, Exchange, Sockets, World, introduce, node_name
+from ringtrain.options import table
+from ringtrain.record.logger import logger
 
 PLACE_VARIABLE = "RINGTRAIN_RENDEZVOUS"
 # How many ports are tried where none was chosen for ringtrain.
 _PORTS = 8
 # Below those that the system gives to any process.
 _FIRST_PORT, _PORTS_TO_CHOOSE_FROM = 20_000, 10_000
+# Round trips from which on larger messages, and more connections, are faster at 1 Gbit/s: docs/slow-links.md.
+_SMALL_CHUNKS_BELOW_S, _ONE_STREAM_BELOW_S = 0.005, 0.020
+_LONG_LINK_STREAMS, _LONG_LINK_CHUNK_KB = 4, "1024"
 
 
 def connect(
@@ -50,7 +55,9 @@ def connect(
     timeout_s = float(settings["start_timeout_s"])
     hosts = addresses_of(settings["socket_interfaces"])
     with meet(place, secret, "world", launch.rank, launch.size, timeout_s) as member:
-        return connect_by(member.exchange, launch.rank, hosts or [member.own_address], secret, settings, read_tuned)
+        places = hosts or [member.own_address]
+        round_trip_s = member.round_trip_s()
+        return connect_by(member.exchange, launch.rank, places, secret, settings, read_tuned, round_trip_s=round_trip_s)
 
 
 def tell_all(launch: Launch, value: Any, settings: dict[str, str]) -> list[Any]:
@@ -82,16 +89,21 @@ def connect_by(
     read_tuned: Callable[[], dict[str, str]],
     slot: int | None = None,
     may_be_cut: bool = False,
+    round_trip_s: float = 0,
 ) -> tuple[World, dict[str, str]]:
     """The world of ranks that listen at `hosts`, addresses of this one, each at its own.
 
     `slot`: as in `introduce`. `may_be_cut`: there is reason to look whether all hosts reach each other; then it raises
-    UnreachableError.
+    UnreachableError. `round_trip_s`: from this rank to the place where they meet, for `choose_streams`.
     """
     with Listeners() as listeners:
         own = listeners.open(hosts)
-        world, tuned, told = introduce(exchange, rank, node_name(), settings, read_tuned, own, slot)
-        addresses = [[Address(str(host), int(port)) for host, port in of_rank] for of_rank in told]
+        world, tuned, told = introduce(exchange, rank, node_name(), settings, read_tuned, (own, round_trip_s), slot)
+        addresses = [[Address(str(host), int(port)) for host, port in of_rank] for of_rank, _ in told]
+        longest_s = max(of_rank for _, of_rank in told)
+        streams = choose_streams(settings, longest_s)
+        if settings["socket_streams"] == "auto" and longest_s >= _SMALL_CHUNKS_BELOW_S and rank == 0:
+            logger.info("connections: %s", streams.text(longest_s))
         if may_be_cut:
             require_reach(exchange, world, addresses)
         sockets = Sockets(
@@ -99,10 +111,38 @@ def connect_by(
             addresses,
             secret,
             world.token,
-            int(float(settings["socket_streams"])),
+            streams.number,
             float(settings["peer_timeout_s"]),
         )
-    return world._replace(network=sockets), tuned
+    return world._replace(network=sockets), {**streams.settings, **tuned}
+
+
+class Streams(NamedTuple):
+    """How many connections two ranks have, and the options that this changes."""
+
+    number: int
+    settings: dict[str, str]
+
+    def text(self, round_trip_s: float) -> str:
+        """Such as "4 between two ranks, ring_chunk_kb=1024; a round trip takes 50.0 ms", for the doctor and the log."""
+        settings = "".join(f", {name}={value}" for name, value in self.settings.items())
+        return f"{self.number} between two ranks{settings}; a round trip takes {1e3 * round_trip_s:.1f} ms"
+
+
+def choose_streams(settings: Mapping[str, str], round_trip_s: float) -> Streams:
+    """Returns the number that `socket_streams` says, and for auto the one for the longest round trip between the hosts.
+
+    The ring has eight messages on their way: from some ms on these must be larger to fill a link of 1 Gbit/s. From some
+    more on such a link holds more than the buffers of one TCP connection, 4 MB on Linux.
+    """
+    if settings["socket_streams"] != "auto":
+        return Streams(int(settings["socket_streams"]), {})
+    number = _LONG_LINK_STREAMS if round_trip_s >= _ONE_STREAM_BELOW_S else 1
+    if round_trip_s < _SMALL_CHUNKS_BELOW_S:
+        return Streams(number, {})
+    usual = next(str(option.default) for option in table.TABLE if option.name == "ring_chunk_kb")
+    changed = {"ring_chunk_kb": _LONG_LINK_CHUNK_KB} if settings["ring_chunk_kb"] == usual else {}
+    return Streams(number, changed)
 
 
 class Listeners:

@@ -21,7 +21,9 @@ class Options(TypedDict, total=False):
     ring_from_kb: float
     network: Literal["auto", "mpi", "sockets"]
     socket_interfaces: str | PathLike[str]
-    socket_streams: float
+    socket_streams: Literal[
+        "auto", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"
+    ]
     peer_timeout_s: float
     on_state_lost: Literal["restart", "fail"]
     shared_memory: Literal["auto", "off"]

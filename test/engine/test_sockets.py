@@ -23,6 +23,7 @@ from ringtrain.job.rendezvous import listener as rendezvous_listener, secret
 from ringtrain.job.rendezvous.listener import Hub, Listener, bound
 from ringtrain.job.rendezvous.protocol import Connection
 from ringtrain.job.rendezvous.server import Server
+from ringtrain.job.sockets import choose_streams
 
 SOCKETS = {"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"}
 
@@ -101,6 +102,62 @@ assert (hvd.allreduce(mine, op=hvd.Sum, name="x") == 2 * np.arange(4 << 20) + 1)
             ranks.outputs()
         # of the 32 MiB that each has sent
         assert all(hosts.bytes_sent(host, f"eth{number}") > 8 << 20 for host in range(2) for number in range(2))
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "variables", "text"),
+    [
+        (0, {}, None),
+        (0.004, {}, r"connections: 1 between two ranks, ring_chunk_kb=1024; a round trip takes \d+\.\d ms"),
+        (0.015, {}, r"connections: 4 between two ranks, ring_chunk_kb=1024; a round trip takes [3-9]\d\.\d ms"),
+        (0.015, {"RINGTRAIN_RING_CHUNK_KB": "240"}, r"connections: 4 between two ranks; a round trip takes"),
+        (0.015, {"RINGTRAIN_SOCKET_STREAMS": "2"}, None),
+    ],
+)
+def test_the_round_trip_between_hosts_decides_about_connections(tmp_path, delay_s, variables, text):
+    program = """
+import numpy as np, ringtrain as hvd
+hvd.init()
+values = np.arange(3 << 20, dtype="f4") % 64
+total = hvd.allreduce(values * (hvd.rank() + 1), op=hvd.Sum)
+print("right" if (total == 3 * values).all() else "wrong")
+"""
+    with (
+        hosts_or_skip(2) as hosts,
+        hosts.bad_cable(delay_s),
+        started(program, 2, tmp_path, hosts, **variables) as ranks,
+    ):
+        outputs = ranks.outputs()
+    assert all("right" in output for output in outputs), outputs
+    if text is None:
+        assert not any("connections:" in output for output in outputs), outputs
+    else:
+        assert re.search(text, outputs[0]) and "connections:" not in outputs[1], outputs
+
+
+def test_the_doctor_prints_the_connections_of_a_long_link(tmp_path):
+    program = "import sys; from ringtrain import doctor; sys.exit(doctor.main([]))"
+    with hosts_or_skip(2) as hosts, hosts.bad_cable(0.015), started(program, 2, tmp_path, hosts) as ranks:
+        outputs = [process.communicate(timeout=60)[0] for process in ranks.processes]
+    assert re.search(r"connections +4 between two ranks, ring_chunk_kb=1024; a round trip takes", outputs[0]), outputs
+
+
+@pytest.mark.parametrize(
+    ("streams", "chunk_kb", "round_trip_s", "expected"),
+    [
+        ("auto", "60.0", 0.0, (1, {})),
+        ("auto", "60.0", 0.0049, (1, {})),
+        ("auto", "60.0", 0.005, (1, {"ring_chunk_kb": "1024"})),
+        ("auto", "60.0", 0.0199, (1, {"ring_chunk_kb": "1024"})),
+        ("auto", "60.0", 0.02, (4, {"ring_chunk_kb": "1024"})),
+        ("auto", "240", 0.3, (4, {})),
+        ("1", "60.0", 0.3, (1, {})),
+        ("16", "60.0", 0.0, (16, {})),
+    ],
+)
+def test_connections_and_messages_for_a_round_trip(streams, chunk_kb, round_trip_s, expected):
+    settings = {"socket_streams": streams, "ring_chunk_kb": chunk_kb}
+    assert choose_streams(settings, round_trip_s) == expected
 
 
 def require_error(outputs, *texts):

@@ -15,6 +15,7 @@ import hmac
 import json
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +30,9 @@ MOST_BYTES = 1 << 30
 
 class StrangerError(Exception):
     """The other side does not know the secret, or is something else."""
+
+
+_MIN_RTT_AT, _NO_RTT = 148, 0xFFFFFFFF  # tcpi_min_rtt in struct tcp_info of Linux, and its value before a measurement
 
 
 class Connection:
@@ -94,6 +98,12 @@ class Connection:
     def own_address(self) -> str:
         """Of this host, as the other side sees it."""
         return str(self._socket.getsockname()[0])
+
+    def round_trip_s(self) -> float:
+        """The shortest round trip so far, as the kernel has measured it; 0 where it does not tell."""
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
+        shortest_us = int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder)
+        return 0.0 if len(info) < _MIN_RTT_AT + 4 or shortest_us == _NO_RTT else 1e-6 * shortest_us
 
     def shut(self) -> None:
         """Ends reads and writes, in other threads as well; what was sent arrives."""

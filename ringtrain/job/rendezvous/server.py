@@ -280,6 +280,10 @@ class Member:
         values: list[Any] = answer["values"]
         return values
 
+    def round_trip_s(self) -> float:
+        """The shortest round trip to the rendezvous."""
+        return self._connection.round_trip_s()
+
     def close(self) -> None:
         """All has been said."""
         with contextlib.suppress(OSError):
