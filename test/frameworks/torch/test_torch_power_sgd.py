@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from elastic_ranks import elastic_job
 from harness.frameworks import on_demand
 from power_sgd_reference import Reference
 
@@ -243,3 +244,47 @@ def test_bad_arguments_with_powersgd_are_refused():
         distributed(model, op=hvd.Adasum)
     with pytest.raises(TypeError, match=r"powersgd\(4\) is for a DistributedOptimizer"):
         hvd.allreduce(torch.ones(100, 100), compression=hvd.Compression.powersgd(4))
+
+
+# --- ranks that are killed --------------------------------------------------------------------------------------------
+
+TRAINING = """
+import time, torch, ringtrain.torch as hvd
+torch.set_num_threads(1)
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Sequential(torch.nn.Linear(12, 40), torch.nn.Tanh(), torch.nn.Linear(40, 16))
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+compression = hvd.Compression.powersgd(1, start_step=10)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression, check_every=1)
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 40:
+        random = torch.Generator().manual_seed(100 * state.step + hvd.rank())
+        inputs = torch.randn(8, 12, generator=random)
+        optimizer.zero_grad()
+        (model(inputs) - inputs[:, :1].sin()).square().mean().backward()
+        time.sleep(0.005)
+        optimizer.step()
+        state.step += 1
+        state.commit()
+        print("step", state.step, hvd.size(), flush=True)
+
+state = hvd.elastic.TorchState(model, optimizer, step=0)
+train(state)
+kept = optimizer.state_dict()["powersgd"]["gradients"]["0.weight"]
+print("steps", kept["steps"], "sum", sum(p.sum() for p in model.parameters()).item(), flush=True)
+"""
+
+
+def test_an_elastic_job_with_powersgd_loses_one_rank_and_gains_another(tmp_path):
+    with elastic_job(TRAINING, tmp_path, 3, most=3) as job:
+        job.start()  # one too many: it waits
+        victim = job.process(job.formed(1).members[0])
+        victim.wait_for("step 20 ")
+        victim.kill()
+        ends = [process.ends() for process in job.processes if process is not victim]
+    assert all("step 40 3" in text for text in ends)
+    assert len({text.split("steps ")[1] for text in ends}) == 1
+    assert ends[0].split("steps ")[1].startswith("40 ")
