@@ -12,6 +12,7 @@ import torch
 from ringtrain import ops
 from ringtrain._core import ReduceOp
 from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.engine.requirements import require_compressor
 from ringtrain.errors import StepOrderError
 from ringtrain.job import elastic_client
 from ringtrain.ops import Average
@@ -223,6 +224,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
     ):
+        require_compressor(compression)
         _of_wrapped(self).__init__(params)
         named = list(named_parameters or ())
         if not named:

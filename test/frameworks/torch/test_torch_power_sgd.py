@@ -242,6 +242,10 @@ def test_bad_arguments_with_powersgd_are_refused():
         distributed(model, num_groups=2)
     with pytest.raises(ValueError, match="needs op=Average or op=Sum"):
         distributed(model, op=hvd.Adasum)
+    methods = dict(hvd.optimizer._DistributedOptimizer.__dict__)
+    overridable = type("SGD", (torch.optim.SGD,), methods)  # as scripts for Horovod make it
+    with pytest.raises(TypeError, match=r"powersgd\(4\) is for a DistributedOptimizer"):
+        overridable([{"params": list(model.parameters()), "lr": 0.1}], None, hvd.Compression.powersgd(4))
     with pytest.raises(TypeError, match=r"powersgd\(4\) is for a DistributedOptimizer"):
         hvd.allreduce(torch.ones(100, 100), compression=hvd.Compression.powersgd(4))
 
