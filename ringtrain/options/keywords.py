@@ -21,9 +21,7 @@ class Options(TypedDict, total=False):
     ring_from_kb: float
     network: Literal["auto", "mpi", "sockets"]
     socket_interfaces: str | PathLike[str]
-    socket_streams: Literal[
-        "auto", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"
-    ]
+    socket_streams: int | Literal["auto"]
     peer_timeout_s: float
     on_state_lost: Literal["restart", "fail"]
     shared_memory: Literal["auto", "off"]

@@ -225,4 +225,8 @@ def _type_of(option: Option) -> str:
         return "str | PathLike[str]"
     if option.is_switch:
         return 'bool | Literal["on", "off"]'
-    return f"Literal[{', '.join(json.dumps(choice) for choice in option.choices)}]" if option.choices else "str"
+    if not option.choices:
+        return "str"
+    words = [choice for choice in option.choices if not choice.isdecimal()]
+    of_words = f"Literal[{', '.join(map(json.dumps, words))}]"
+    return of_words if words == list(option.choices) else f"int | {of_words}"
