@@ -52,7 +52,8 @@ def require_same_weights(folder: Path, expected: Weights) -> None:
 def require_no_lost_step(outputs: list[str]) -> None:
     """No generation begins behind a step that a rank had committed before; each line of the training has its time."""
     lines = [line.split() for output in outputs for line in output.splitlines()]
-    noted = sorted((float(line[0]), line[1], int(line[2])) for line in lines if line[1:2] in (["step"], ["synced"]))
+    whole = [line for line in lines if line[1:2] in (["step"], ["synced"]) and line[3:]]  # a kill may cut the last one
+    noted = sorted((float(line[0]), line[1], int(line[2])) for line in whole)
     committed = 0
     for at, what, step in noted:
         assert what == "step" or step >= committed, f"at {at}: begins with step {step} after commit {committed}"

@@ -328,7 +328,7 @@ void Kernel::send_bytes(Connection& connection, int to_side, const char* bytes, 
 // `upto`: of all bytes that were ever sent.
 void Kernel::arrive(Connection& connection, int side, size_t upto) {
   Side& own = connection.sides[side];
-  if (own.is_over || hosts_[index(connection.to)].has_vanished) return;
+  if (own.is_over || (own.rank != kStranger && hosts_[index(own.rank)].has_vanished)) return;
   if (own.is_closed) {
     // Data for somebody who has closed.
     send_reset(connection, 1 - side, false);
