@@ -16,7 +16,7 @@ hvd = on_demand("ringtrain.jax")
 
 
 def new_params():
-    return {"layers": [{"weight": jnp.zeros((24, 20))}], "bias": jnp.zeros(20)}
+    return {"layers": [{"weight": jnp.zeros((24, 20), "f4")}], "bias": jnp.zeros(20, "f4")}
 
 
 def gradients_of(step):
