@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from ringtrain.errors import RingtrainError, list_of_ranks
 from ringtrain.job import launched_by, libmpi, network as job_network, sockets
 from ringtrain.job.host import cgroup_quota
-from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.server import meet
 from ringtrain.job.world import Exchange, node_name
 from ringtrain.options import table
@@ -240,7 +239,7 @@ def topology_of_sockets(launch: launched_by.Launch, driver: Data) -> Data:
     place, timeout_s = sockets.place_of(launch), float(table.resolve({})["start_timeout_s"])
     if launch.size is None:
         raise RuntimeError(f"{launch.launcher} does not say how many ranks there are")
-    with meet(place, job_secret(str(place)), "doctor", launch.rank, launch.size, timeout_s) as member:
+    with meet(place, sockets.secret_of(launch, place), "doctor", launch.rank, launch.size, timeout_s) as member:
         found = topology(member.exchange, launch.rank, node_name(), driver)
         longest_s = max(member.exchange(member.round_trip_s()))
         return {**found, "connections": sockets.choose_streams(table.resolve({}), longest_s).text(longest_s)}

@@ -89,11 +89,10 @@ def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Network
         return NetworkChoice("mpi", "mpi4py.MPI is imported")
     if sockets.is_started_for_sockets(launch):
         return NetworkChoice("sockets", f"{launch.launcher} has started this process, without an MPI")
-    if importlib.util.find_spec("mpi4py") is None:
-        if launch.launcher == launched_by.SlurmStep.NAME:
-            return NetworkChoice("sockets", "Slurm has started this process, and mpi4py is not installed")
-        if launched_by.job_on_one_host(launch) is not None:
-            return NetworkChoice("sockets", "mpirun has started all ranks on this host, and mpi4py is not installed")
+    if launch.launcher == launched_by.SlurmStep.NAME and importlib.util.find_spec("mpi4py") is None:
+        return NetworkChoice("sockets", "Slurm has started this process, and mpi4py is not installed")
+    if sockets.job_without_mpi4py(launch) is not None:
+        return NetworkChoice("sockets", "mpirun has started all ranks on this host, and mpi4py is not installed")
     return NetworkChoice("mpi", f"{launch.launcher} has started this process")
 
 

@@ -51,7 +51,7 @@ def connect(
     place = place_of(launch)
     if launch.size is None:
         raise RuntimeError(f"{launch.launcher} does not say how many ranks there are; set RINGTRAIN_SIZE")
-    secret = _secret_of(launch, place)
+    secret = secret_of(launch, place)
     timeout_s = float(settings["start_timeout_s"])
     hosts = addresses_of(settings["socket_interfaces"])
     with meet(place, secret, "world", launch.rank, launch.size, timeout_s) as member:
@@ -66,7 +66,7 @@ def tell_all(launch: Launch, value: Any, settings: dict[str, str]) -> list[Any]:
     if launch.size is None:
         raise RuntimeError(f"{launch.launcher} does not say how many ranks there are; set RINGTRAIN_SIZE")
     timeout_s = float(settings["start_timeout_s"])
-    with meet(place, _secret_of(launch, place), "all", launch.rank, launch.size, timeout_s) as member:
+    with meet(place, secret_of(launch, place), "all", launch.rank, launch.size, timeout_s) as member:
         return member.exchange(value)
 
 
@@ -188,8 +188,8 @@ def place_of(launch: Launch) -> Place:
         number = int(os.environ.get("SLURM_JOB_ID", 0)) * 16 + int(os.environ["SLURM_STEP_ID"])
         port = _FIRST_PORT + number * _PORTS % _PORTS_TO_CHOOSE_FROM
         return Place(first, range(port, port + _PORTS))
-    job = job_on_one_host(launch)
-    if job is not None and importlib.util.find_spec("mpi4py") is None:
+    job = job_without_mpi4py(launch)
+    if job is not None:
         port = _FIRST_PORT + zlib.crc32(job.encode()) * _PORTS % _PORTS_TO_CHOOSE_FROM
         return Place("127.0.0.1", range(port, port + _PORTS))
     raise RuntimeError(
@@ -198,9 +198,9 @@ def place_of(launch: Launch) -> Place:
     )
 
 
-def _secret_of(launch: Launch, place: Place) -> bytes:
-    """Two jobs on one host may try the same ports, but not with the same secret."""
-    return job_secret(str(place) if named_place() else job_on_one_host(launch) or str(place))
+def secret_of(launch: Launch, place: Place) -> bytes:
+    """Of the ranks that meet there. Two jobs on one host may try the same ports, but not with the same secret."""
+    return job_secret(str(place) if named_place() else job_without_mpi4py(launch) or str(place))
 
 
 def named_place() -> Place | None:
@@ -216,10 +216,16 @@ def named_place() -> Place | None:
 
 def is_met_at_a_place(launch: Launch) -> bool:
     """Whether the ranks are to meet at a rendezvous, and not through the MPI that has started them."""
-    if PLACE_VARIABLE in os.environ or launch.launcher == SlurmStep.NAME or is_started_for_sockets(launch):
-        return True
-    # with mpi4py a script may import it on some ranks alone, which would wait for the others in MPI_Init
-    return job_on_one_host(launch) is not None and importlib.util.find_spec("mpi4py") is None
+    is_of_sockets = launch.launcher == SlurmStep.NAME or is_started_for_sockets(launch)
+    return PLACE_VARIABLE in os.environ or is_of_sockets or job_without_mpi4py(launch) is not None
+
+
+def job_without_mpi4py(launch: Launch) -> str | None:
+    """Returns what names the job, where mpirun has started all ranks on this host and mpi4py is not installed.
+
+    With mpi4py a script may import it on some ranks alone, which would then wait for the others in MPI_Init.
+    """
+    return job_on_one_host(launch) if importlib.util.find_spec("mpi4py") is None else None
 
 
 def is_started_for_sockets(launch: Launch) -> bool:
