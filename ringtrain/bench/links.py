@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 import socket
@@ -16,7 +17,7 @@ import ringtrain as hvd
 from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.measurement import CannotMeasure, Session
 from ringtrain.bench.models import MODELS
-from ringtrain.bench.report import Table, lines_of, spread_text
+from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row, Spread
 from ringtrain.bench.rounds import Contestant
 from ringtrain.job.session import ranks_of_nodes
@@ -57,11 +58,11 @@ class Links:
         session.expect(len(pairs) + 2)
         rows = []
         for one, other in pairs:
-            exchange = _Exchange(hosts[one][0], hosts[other][0])
-            rows.append(_row(session, {"link": [names[one], names[other]]}, exchange.run))
+            exchange = functools.partial(_exchange, hosts[one][0], hosts[other][0])
+            rows.append(_row(session, {"link": [names[one], names[other]]}, exchange))
         rows.append(_row(session, {"operation": _ALLREDUCE}, _allreduce))
         firsts = {ranks[0] for ranks in hosts}
-        rows.append(_row(session, {"operation": _ALLGATHER}, lambda size: _allgather(size, firsts)))
+        rows.append(_row(session, {"operation": _ALLGATHER}, functools.partial(_allgather, firsts)))
         return rows
 
     def table(self, result: Result) -> list[str]:
@@ -69,8 +70,9 @@ class Links:
         links = Table(["between", "there and back ms", "Mbit/s"], first_is_text=True)
         for row in result.rows:
             if "link" in row.key:
+                time_s = row.spread(ringtrain_competitor.NAME)
                 rate = row.spread(ringtrain_competitor.NAME, "bytes_per_s")
-                links.add([" and ".join(row.key["link"]), _milliseconds(row), _megabits(rate)])
+                links.add([" and ".join(row.key["link"]), milliseconds_text(time_s), _megabits(rate)])
         return [*lines_of(links), "", f'islands="links" would be {facts["islands"]}', "", *_ways(result)]
 
 
@@ -88,27 +90,22 @@ def _count(text: str) -> int:
 # --- the measurement: all ranks call it together ----------------------------------------------------------------------
 
 
-class _Exchange:
-    """A message from one rank to another, and its answer of the same length; for the other ranks, nothing."""
-
-    def __init__(self, first: int, second: int) -> None:
-        self._first, self._second = first, second
-
-    def run(self, size: int) -> None:
-        message = np.zeros(size, np.uint8)
-        if hvd.rank() == self._first:
-            hvd.send(message, self._second)
-            hvd.recv(message, self._second)
-        elif hvd.rank() == self._second:
-            hvd.recv(message, self._first)
-            hvd.send(message, self._first)
+def _exchange(first: int, second: int, size: int) -> None:
+    """A message from one rank to another, and its answer of the same length; the other ranks do nothing."""
+    message = np.zeros(size, np.uint8)
+    if hvd.rank() == first:
+        hvd.send(message, second)
+        hvd.recv(message, second)
+    elif hvd.rank() == second:
+        hvd.recv(message, first)
+        hvd.send(message, first)
 
 
 def _allreduce(size: int) -> None:
     hvd.allreduce_(np.zeros(max(1, size // 4), np.float32), op=hvd.Sum, name="links.allreduce")
 
 
-def _allgather(size: int, firsts: set[int]) -> None:
+def _allgather(firsts: set[int], size: int) -> None:
     """Of one message of each host, as the codes of DiLoCo are."""
     hvd.allgather(np.zeros((int(hvd.rank() in firsts), size), np.uint8), name="links.allgather")
 
@@ -189,11 +186,6 @@ def _ways(result: Result) -> list[str]:
         "Milliseconds of communication, computed from the latency and the rate of an allreduce and an allgather."
     )
     return [*lines_of(table), explained, "A part of them is hidden while the step computes."]
-
-
-def _milliseconds(row: Row) -> str:
-    spread = row.spread(ringtrain_competitor.NAME)
-    return spread_text(Spread(*(1e3 * value for value in spread)))
 
 
 def _megabits(spread: Spread) -> str:
