@@ -20,6 +20,7 @@ from ringtrain.errors import HostsUpdatedInterrupt
 from ringtrain.job import elastic_client, session
 from ringtrain.pickling import whole_file
 from ringtrain.record.logger import logger
+from ringtrain.training.power_sgd import replicated_state_of
 from ringtrain.training.replicas import digest_of
 
 # --- agreement: the parts that differ between the ranks are found by 64 bits of each, and only those are sent ---------
@@ -384,11 +385,6 @@ def _has_arrays(value: Any) -> bool:
 def has_state_dict(value: Any) -> bool:
     """Whether it says itself how it is saved and loaded."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def replicated_state_of(holder: Any) -> Any:
-    """Returns the state that is the same on all ranks: with PowerSGD each rank has errors of its own besides."""
-    return getattr(holder, "replicated_state_dict", holder.state_dict)()
 
 
 def _copied(arrays: dict[str, Any], copies: dict[str, Any]) -> dict[str, Any]:

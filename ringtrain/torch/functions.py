@@ -13,6 +13,7 @@ from ringtrain import objects, ops
 from ringtrain.arrays.torch import check_has_elements
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.training.power_sgd import replicated_state_of
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -82,12 +83,6 @@ def broadcast_optimizer_state(
         _send(own, root_rank, process_set)
     if is_new:
         _leave_zeros(optimizer, model)
-
-
-def replicated_state_of(optimizer: Any) -> dict[str, Any]:
-    """Returns the state that is the same on all ranks: with PowerSGD each rank has errors of its own besides."""
-    state: dict[str, Any] = getattr(optimizer, "replicated_state_dict", optimizer.state_dict)()
-    return state
 
 
 def _put_options_in_place(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:

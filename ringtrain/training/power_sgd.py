@@ -195,3 +195,9 @@ def _rest(basis: npt.NDArray[np.float64], vector: npt.NDArray[np.float64]) -> np
 
 def _length(vector: npt.NDArray[np.float64]) -> float:
     return float(np.sqrt((vector * vector).sum()))
+
+
+def replicated_state_of(holder: Any) -> dict[str, Any]:
+    """Returns the state of an optimizer that is the same on all ranks; with PowerSGD each rank has errors besides."""
+    state: dict[str, Any] = getattr(holder, "replicated_state_dict", holder.state_dict)()
+    return state

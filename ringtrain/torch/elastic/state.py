@@ -14,12 +14,8 @@ from ringtrain.elastic.states import ObjectState
 from ringtrain.job import session
 from ringtrain.torch.diloco import DiLoCoOptimizer
 from ringtrain.torch.elastic.sampler import ElasticSampler
-from ringtrain.torch.functions import (
-    broadcast_object,
-    broadcast_optimizer_state,
-    replicated_state_of,
-    skeleton_of,
-)
+from ringtrain.torch.functions import broadcast_object, broadcast_optimizer_state, skeleton_of
+from ringtrain.training.power_sgd import replicated_state_of
 from ringtrain.training.speed_sampler import SpeedSampler
 
 # --- how each kind of object is saved, restored, and made the same on all ranks ---------------------------------------
