@@ -62,6 +62,13 @@ def answers(worker: Worker, server: int) -> list[str]:
     return [worker.hear().said for _ in range(chunks_of(server))]
 
 
+def lose_worker(servers: list[Server]) -> None:
+    """The worker is dead, and the second server hears from the first one what it has begun to apply."""
+    begun = servers[0].ask("loses", "0")
+    servers[1].ask("loses", "0")
+    assert servers[1].ask("settles", f"0:0:{begun}") == "ok"
+
+
 def test_a_push_counts_at_a_server_once_its_worker_says_that_all_have_it() -> None:
     with two_servers() as servers, Worker(servers[0], 0) as at_first, Worker(servers[1], 0) as at_second:
         push(at_second, 1, 3)
@@ -124,9 +131,7 @@ def test_after_a_death_a_push_is_at_all_servers_if_the_first_has_begun_it(has_be
             if has_begun:
                 settle(at_first, APPLIES, 2)
                 assert at_first.hear().said == "done"
-        begun = servers[0].ask("loses", "0")
-        servers[1].ask("loses", "0")
-        assert servers[1].ask("settles", f"0:0:{begun}") == "ok"
+        lose_worker(servers)
         require_values(servers, 7 if has_begun else 3)
 
 
@@ -193,9 +198,7 @@ def test_a_push_that_its_worker_gives_up_is_settled_after_its_death(has_begun: b
             push(at_second, 1, 3, verdict=UNKNOWN)  # it comes again
             assert answers(at_second, 1) == ["refused"] * CHUNKS
             require_value(servers[1], 0)
-        begun = servers[0].ask("loses", "0")
-        servers[1].ask("loses", "0")
-        servers[1].ask("settles", f"0:0:{begun}")
+        lose_worker(servers)
         require_values(servers, 3 if has_begun else 0)
 
 
@@ -211,9 +214,7 @@ def test_a_push_that_its_worker_gives_up_over_another_connection_is_kept() -> No
             assert again.ask("hello").said == "done"
             push(again, 1, 3, verdict=UNKNOWN)
             assert answers(again, 1) == ["refused"] * CHUNKS
-        begun = servers[0].ask("loses", "0")
-        servers[1].ask("loses", "0")
-        servers[1].ask("settles", f"0:0:{begun}")
+        lose_worker(servers)
         require_values(servers, 3)
 
 
@@ -232,9 +233,7 @@ def test_another_server_that_decides_has_not_begun_what_its_worker_gave_up_befor
             assert at_second.hear().said == "ready"
             push(at_first, 0, 4, number=1, push=2, verdict=APPLIES)
             assert at_first.hear().said == "done"
-        begun = servers[0].ask("loses", "0")
-        servers[1].ask("loses", "0")
-        servers[1].ask("settles", f"0:0:{begun}")
+        lose_worker(servers)
         require_values(servers, 4)
 
 

@@ -40,3 +40,14 @@ def require_tensor(tensor: Any, expected: np.ndarray | torch.Tensor) -> None:
     """Raise AssertionError unless it is a tensor on the CPU whose dtype, shape and elements are the same."""
     assert type(tensor) is torch.Tensor and tensor.is_cpu, f"{type(tensor)} instead of a tensor on the CPU"
     require_equal(array_of(tensor), array_of(expected) if isinstance(expected, torch.Tensor) else expected)
+
+
+def arrays_of(model: torch.nn.Module) -> list[np.ndarray]:
+    """Copies of the parameters."""
+    return [parameter.detach().numpy().copy() for parameter in model.parameters()]
+
+
+def require_same(model: torch.nn.Module, arrays: Sequence[np.ndarray]) -> None:
+    """The parameters have these dtypes and these bits."""
+    for own, right in zip(arrays_of(model), arrays, strict=True):
+        assert own.dtype == right.dtype and (own == right).all()

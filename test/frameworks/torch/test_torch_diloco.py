@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from exact_torch import arrays_of, require_same
 from harness.frameworks import on_demand
 
 import ringtrain
@@ -38,15 +39,6 @@ def train(model, optimizer, steps, first=0):
         optimizer.zero_grad()
         backward(model, step)
         optimizer.step()
-
-
-def arrays_of(model):
-    return [parameter.detach().numpy().copy() for parameter in model.parameters()]
-
-
-def require_same(model, arrays):
-    for own, right in zip(arrays_of(model), arrays, strict=True):
-        assert own.dtype == right.dtype and (own == right).all()
 
 
 @pytest.mark.fast

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from elastic_ranks import elastic_job
+from exact_torch import arrays_of, require_same
 from harness.frameworks import on_demand
 from power_sgd_reference import Reference
 
@@ -47,15 +48,6 @@ def train(model, optimizer, steps, first=0):
         optimizer.zero_grad()
         backward(model, step)
         optimizer.step()
-
-
-def arrays_of(model):
-    return [parameter.detach().numpy().copy() for parameter in model.parameters()]
-
-
-def require_same(model, arrays):
-    for own, right in zip(arrays_of(model), arrays, strict=True):
-        assert own.dtype == right.dtype and (own == right).all()
 
 
 @pytest.mark.fast
