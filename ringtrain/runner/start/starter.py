@@ -60,9 +60,11 @@ class Starter(ABC, Generic[At]):
 
     def run(self) -> int:
         """Runs the job to its end. Returns its exit code."""
-        while not self._is_ending or (self._links and time.monotonic() < self._give_up_at):
+        while True:
             if not self._is_ending:
                 self._go_on()
+            if self._is_ending and (not self._links or time.monotonic() >= self._give_up_at):
+                break
             self._loop.wait(_LOOK_S, self._inputs())
             for at in [at for at, link in self._links.items() if not link.is_open]:
                 link = self._links.pop(at)
