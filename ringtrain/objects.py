@@ -5,6 +5,7 @@ After Horovod's functions of the same names (horovod/torch/functions.py, horovod
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain import ops, pickling
+from ringtrain.arrays.adapter import adapter_for
 from ringtrain.job.session import rank as own_rank
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -161,12 +163,91 @@ def broadcast_parameters(
     arrays = by_path(params, "broadcast_parameters")
     for path, array in arrays.items():
         _check_is_overwritable(array, path)
-    handles = []
-    for path, array in arrays.items():
-        name = f"{prefix or 'parameters'}.{path}" if path else prefix or "parameters"
-        handles.append(ops.broadcast_async_(array, root_rank, name=name, process_set=process_set))
+    name = prefix or "parameters"
+    named = {f"{name}.{path}" if path else name: array for path, array in arrays.items()}
+    broadcast_arrays(named, root_rank, name, process_set)
+
+
+def broadcast_arrays(arrays: Mapping[str, Any], root_rank: int, name: str, process_set: ProcessSet) -> None:
+    """Overwrite arrays of every rank with those of one rank.
+
+    If all ranks have the same names, dtypes and shapes, one operation carries all arrays of host memory, and one those
+    of a GPU. Otherwise each array is an operation of its own name, so that errors say which one is different.
+
+    Args:
+        arrays: by their full names, in any order.
+        root_rank: the rank of the world that has the right values.
+        name: of the operation that carries them together.
+        process_set: the ranks that take part.
+
+    Raises:
+        TypeError, ValueError: as `ringtrain.ops.broadcast_`.
+        RingtrainError: the first failure, after all operations have ended.
+    """
+    by_device: dict[int, dict[str, Any]] = {}
+    for key in sorted(arrays):
+        array = arrays[key]
+        by_device.setdefault(adapter_for(array).device(array), {})[key] = array
+    in_order = sorted(by_device.items())  # host memory is -1; a GPU may have another number on another rank
+    kinds = [(device < 0, _kinds_of(group)) for device, group in in_order]
+    if _is_same_on_all_ranks(kinds, root_rank, name, process_set):
+        handles = [
+            ops.grouped_broadcast_async_(
+                list(group.values()), root_rank, name=f"{name}.<{number}>" if number else name, process_set=process_set
+            )
+            for number, (_, group) in enumerate(in_order)
+        ]
+    else:
+        handles = [
+            ops.broadcast_async_(array, root_rank, name=key, process_set=process_set) for key, array in arrays.items()
+        ]
+    _wait_for_all(handles)
+
+
+def _kinds_of(arrays: Mapping[str, Any]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Name, dtype and shape of each array."""
+    dtypes: dict[Any, str] = {}  # the name of a dtype of NumPy takes 2 us
+    kinds = []
+    for key, array in arrays.items():
+        dtype = dtypes.get(array.dtype)
+        if dtype is None:
+            dtype = dtypes[array.dtype] = adapter_for(array).dtype_name(array)
+        kinds.append((key, dtype, tuple(array.shape)))
+    return kinds
+
+
+def _is_same_on_all_ranks(description: Any, root_rank: int, name: str, process_set: ProcessSet) -> bool:
+    """Returns whether all ranks broadcast the same from the same root; they call it together.
+
+    False on a rank that cannot take part, and where a rank has joined: a broadcast raises the error for that.
+    """
+    is_usable = isinstance(process_set, ProcessSet) and process_set.size() and process_set.included()
+    ranks = process_set.ranks if is_usable else None
+    if not ranks or root_rank not in ranks:
+        return False
+    if len(ranks) == 1:
+        return True
+    digests = np.zeros(len(ranks), np.int64)
+    digests[process_set.rank()] = own = short_digest(repr((description, ranks.index(root_rank))).encode())
+    ops.allreduce_(digests, op=ops.Sum, name=f"{name}.<kinds>", process_set=process_set)
+    return bool((digests == own).all())
+
+
+def short_digest(content: bytes) -> int:
+    """A positive number of 62 bits: joined ranks have 0, and the sum of one such number with zeros is itself."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 2 or 1
+
+
+def _wait_for_all(handles: list[Any]) -> None:
+    """Raises the first error, after all have ended, so that their names are free again."""
+    first_error = None
     for handle in handles:
-        ops.synchronize(handle)
+        try:
+            handle.wait()
+        except Exception as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
 
 
 def by_path(params: Any, caller: str) -> dict[str, Any]:

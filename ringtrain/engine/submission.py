@@ -195,11 +195,17 @@ def _check_list(operation: Operation) -> None:
 
 def _prepare(operation: Operation, tensor: Any) -> _Input:
     adapter = adapter_for(tensor)
+    compression = operation.reduction.compression
+    if operation.in_place and compression is Compression.none:
+        in_place = adapter.view_in_place(tensor)
+        if in_place is not None:
+            _check_dtype_and_shape(operation, adapter, tensor, in_place[1])
+            return _Input(adapter, tensor, None, tensor, in_place, tensor)
     array = adapter.prepare(tensor)
     writes_into_tensor = operation.in_place and adapter.is_in_place(tensor)
     if operation.kind in (OpKind.ALLGATHER, OpKind.ALLTOALL):
         array = adapter.rows(array)
-    sent, context = operation.reduction.compression.compress(array)
+    sent, context = compression.compress(array)
     if sent is not array:
         sent = adapter.prepare(sent)
     view = adapter.view(sent)

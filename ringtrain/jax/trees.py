@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import ringtrain._core as _core
-from ringtrain import ops
-from ringtrain.jax.primitives import wait_for
+from ringtrain import objects
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.training import replicas
 
@@ -118,12 +117,10 @@ def broadcast_parameters(
     """
     tree = Tree.of(params)
     arrays = [on_host(leaf, path) for leaf, path in zip(tree.leaves, tree.paths, strict=True)]
-    handles = [
-        ops.broadcast_async_(array, root_rank, f"{prefix or 'parameters'}{path}", process_set)
-        for array, path in zip(arrays, tree.paths, strict=True)
-    ]
-    received = wait_for(handles)
-    leaves = [as_leaf(array, leaf) for array, leaf in zip(received, tree.leaves, strict=True)]
+    name = prefix or "parameters"
+    named = {f"{name}{path}": array for array, path in zip(arrays, tree.paths, strict=True)}
+    objects.broadcast_arrays(named, root_rank, name, process_set)
+    leaves = [as_leaf(array, leaf) for array, leaf in zip(arrays, tree.leaves, strict=True)]
     whole: Params = tree.with_leaves(leaves)
     return whole
 

@@ -6,7 +6,6 @@ And that it begins right: with the same parameters and with other data on each r
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import logging
 from collections import Counter
@@ -212,7 +211,9 @@ class StartCheck:
             "\n".join(start.unused).encode(),
         )
         digests = np.zeros((len(compared), self._process_set.size() or 1), np.int64)
-        digests[:, self._process_set.rank() or 0] = [_short_digest(content) if content else 0 for content in compared]
+        digests[:, self._process_set.rank() or 0] = [
+            objects.short_digest(content) if content else 0 for content in compared
+        ]
         name = self._full_name("<start>")
         of_ranks = ops.allreduce(digests, op=ops.Sum, name=name, process_set=self._process_set)
         is_first, self._has_compared = not self._has_compared, True
@@ -300,8 +301,3 @@ def _findings(of_ranks: Any, start: Start, ranks: str, is_first: bool) -> Iterat
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names[:3])
-
-
-def _short_digest(content: bytes) -> int:
-    """A positive number of 62 bits: joined ranks have 0, and the sum of one such number with zeros is itself."""
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 2 or 1

@@ -273,6 +273,19 @@ def test_buffers_of_any_dtype_and_layout_are_parameters_too():
     assert tensors["transposed"].tolist() == [[1.0] * 3] * 2 and tensors["half"].tolist() == [1.0] * 3
 
 
+@pytest.mark.ranks(2)
+def test_parameters_of_torch_and_of_numpy_travel_together():
+    is_root = hvd.rank() == 0
+    mine = {"matrix": torch.full((2, 3), float(hvd.rank())), "flag": torch.tensor([is_root])}
+    versions = [tensor._version for tensor in mine.values()]
+    sent = {name: tensor.numpy() for name, tensor in mine.items()} if is_root else mine
+    hvd.broadcast_parameters(sent, root_rank=0, prefix="libraries")
+    assert torch.equal(mine["matrix"], torch.zeros(2, 3)) and mine["flag"].item() is True
+    assert is_root or all(tensor._version > old for tensor, old in zip(mine.values(), versions, strict=True))
+    names = [one["name"] for one in _core.last_operations()[-2:]]
+    assert names == ["libraries.<kinds>", "libraries"]
+
+
 @pytest.mark.ranks(1, 2)
 def test_objects_with_horovods_arguments():
     mine = {"rank": hvd.rank(), "tensor": torch.full((2,), float(hvd.rank()))}
