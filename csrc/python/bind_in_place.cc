@@ -1,5 +1,5 @@
-// Allreduces of one array in place, as gradients need them: without lists and keywords, and once they come again
-// without an object of Python's for each.
+// Allreduces and broadcasts of one array in place: without lists and keywords, and repeated ones without an object of
+// Python's for each.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -144,6 +144,14 @@ class PreparedArray {
     return SharedHandle{submit(*address, Engine::Caller::goes_on, std::move(title), site)};
   }
 
+  // As start(), on a thread that has called start().
+  std::optional<SharedHandle> start_again(nb::handle array) {
+    if (!is_known_to_submit) return std::nullopt;
+    const std::optional<void*> address = address_of(array);
+    if (!address) return std::nullopt;
+    return SharedHandle{prepared_.submit(*address, Engine::Caller::goes_on)};
+  }
+
   // As start(), and false while the last submission is here, or on a thread that has not called start(). The title and
   // the site are cast only where they are given: most gradients come without.
   bool begin(nb::handle array, bool is_awaited, nb::handle title, nb::handle site) {
@@ -199,11 +207,13 @@ class PreparedArray {
 
 void prepare(PreparedArray* place, const nb::tuple& view, std::string name, ReduceOp op, double prescale,
              double postscale, int process_set, int priority, const Site& site, nb::type_object type, nb::object look,
-             nb::handle exchange, bool is_flat, bool waits_for_name, bool is_weighted) {
+             nb::handle exchange, bool is_flat, bool waits_for_name, bool is_weighted, OpKind kind, int root) {
   TensorView tensor = to_view(view);
   if (tensor.device != TensorView::kHost) throw invalid("only what is in host memory can be prepared");
   Request request = request_of(std::move(name), op, prescale, postscale, process_set, priority, site);
   request.operation.is_weighted = is_weighted;
+  request.operation.kind = kind;
+  request.operation.root = root;
   new (place) PreparedArray(Prepared(std::move(request), std::move(tensor.spec), waits_for_name), std::move(type),
                             std::move(look), exchange, is_flat);
 }
@@ -218,17 +228,20 @@ void bind_in_place(nb::module_& module) {
              "As submit, for what gradients need, positional only.");
   nb::class_<PreparedArray>(
       module, "Prepared",
-      "The allreduce in place of one array in host memory that comes again and again, as its view is but for the "
+      "An operation in place on one array in host memory that comes again and again, as its view is but for the "
       "address. One thread at a time. Nothing happens with an array that is of another type, not dense, not writable, "
       "or not of the dtype and shape that were prepared.")
       .def("__init__", &prepare, nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"), nb::arg("type"),
            nb::arg("look").none(), nb::arg("exchange").none(), nb::arg("is_flat") = false,
-           nb::arg("waits_for_name") = false, nb::arg("is_weighted") = false)
+           nb::arg("waits_for_name") = false, nb::arg("is_weighted") = false, nb::arg("kind") = OpKind::allreduce,
+           nb::arg("root") = 0)
       .def(
           "start", &PreparedArray::start, nb::arg(), nb::arg(), nb::arg().none(),
           "(array, title, site): as allreduce_in_place; None if nothing has happened. title and site: as for submit(), "
           "of this call; or \"\" and None.")
+      .def("start_again", &PreparedArray::start_again, nb::arg(),
+           "(array): as start(). Nothing happens on a thread that has not called start().")
       .def("begin", &PreparedArray::begin, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
            "(array, is_awaited, title, site): submits it as start() and keeps Handle and array until they are taken. "
            "Whether it has: not while the last ones are here, and not on a thread that has not called start.")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -338,13 +338,14 @@ _BOOL = _core.DTYPES["bool"]
 
 How = tuple[ReduceOp | None, bool | None, float, float, AnyCompressor]  # the arguments of Reduction.of
 Key = tuple[str | None, How, ProcessSet, int]  # the name, how, the process set, the priority
+BroadcastKey = tuple[str | None, int, ProcessSet, int]  # the name, the root, the process set, the priority
 
 
 class Prepared(_core.Prepared):
     """One named array in the host's memory. `_core.Prepared` submits it; here is the key with which it was prepared."""
 
     __slots__ = ("how", "is_weighted", "priority", "process_set", "process_set_id")
-    how: How
+    how: How | int
     is_weighted: bool
     priority: int
     process_set: ProcessSet
@@ -369,37 +370,30 @@ class Prepared(_core.Prepared):
             self.as_handle()
 
 
-class PreparedTensors:
-    """Submits allreduces of one tensor in place, at a third of the cost when a key is repeated.
+_Key = TypeVar("_Key", Key, BroadcastKey)
+
+
+class PreparedTensors(Generic[_Key]):
+    """Submits operations of one kind on one tensor in place, at a third of the cost when a key is repeated.
 
     A repeated tensor may have other values and another address; after any other change it is prepared anew.
-
-    Args:
-        prefix: put before all names.
-        prepares_new: prepare a tensor when its name is new; otherwise when the name is repeated, as most never are.
     """
 
     MAX_KNOWN = 10_000  # names; beyond that all are forgotten
 
-    def __init__(self, prefix: str = "", prepares_new: bool = False):
-        self.prefix = prefix
-        self._prepares_new = prepares_new
-        # By name, without the prefix. None for a name that came once, and on a GPU, where nothing is prepared.
+    def __init__(self) -> None:
+        # By name, without a prefix. None for a name that came once, and on a GPU, where nothing is prepared.
         self.known: dict[str, Prepared | None] = {}
 
-    def __reduce__(self) -> Any:
-        """A copy begins with nothing prepared."""
-        return PreparedTensors, (self.prefix, self._prepares_new)
-
     def submit(
-        self, tensor: Any, key: Key, is_awaited: bool = False, weight: float | None = None
+        self, tensor: Any, key: _Key, is_awaited: bool = False, weight: float | None = None
     ) -> Prepared | Handle[Any]:
         """Submit a tensor, for a caller that waits once. Raises at once what the rank of the caller can see.
 
-        `is_awaited`: the caller waits at once. `weight`: of this rank, in an average.
+        `is_awaited`: the caller waits at once; otherwise a Handle is returned. `weight`: of this rank, in an average.
         """
         name, how, process_set, priority = key
-        prepared = self.known.get(name) if name else None
+        prepared = self.known.get(name) if type(name) is str else None
         if (
             prepared is not None
             and (prepared.how == how and prepared.priority == priority)
@@ -409,12 +403,43 @@ class PreparedTensors:
             try:
                 if weight is not None:
                     prepared.set_weight(require_weight(weight, ReduceOp.Average, "allreduce"))
-                if prepared.begin(tensor, is_awaited, "", None):
-                    return prepared
+                if is_awaited:
+                    if prepared.begin(tensor, True, "", None):
+                        return prepared
+                else:
+                    core = prepared.start_again(tensor)
+                    if core is not None:
+                        return Handle(core, tensor)
             except Exception as error:
                 report_failure(error)
                 raise
         return self._submit_new(tensor, key, is_awaited, weight)
+
+    def _submit_new(self, tensor: Any, key: _Key, is_awaited: bool, weight: float | None) -> Handle[Any]:
+        raise NotImplementedError
+
+    def _remember(self, name: str, prepared: Prepared | None) -> None:
+        if name not in self.known and len(self.known) >= self.MAX_KNOWN:
+            self.known.clear()
+        self.known[name] = prepared
+
+
+class PreparedAllreduces(PreparedTensors[Key]):
+    """Allreduces, with Horovod's arguments.
+
+    Args:
+        prefix: put before all names.
+        prepares_new: prepare a tensor when its name is new; otherwise when the name is repeated, as most never are.
+    """
+
+    def __init__(self, prefix: str = "", prepares_new: bool = False):
+        super().__init__()
+        self.prefix = prefix
+        self._prepares_new = prepares_new
+
+    def __reduce__(self) -> Any:
+        """A copy begins with nothing prepared."""
+        return PreparedAllreduces, (self.prefix, self._prepares_new)
 
     def _submit_new(self, tensor: Any, key: Key, is_awaited: bool, weight: float | None) -> Handle[Any]:
         name, (op, average, prescale, postscale, compression), process_set, priority = key
@@ -446,18 +471,15 @@ class PreparedTensors:
         if name:
             is_repeated = name in self.known
             if len(view) == 3 and (is_repeated or self._prepares_new):
-                kind = type(tensor)
-                look = None if kind is np.ndarray else adapter.view_in_place
-                exchange = getattr(kind, "__dlpack_c_exchange_api__", None) if adapter.MAKES == "torch" else None
-                prepared = Prepared(view, *agreed, site, kind, look, exchange, is_weighted=weight is not None)
+                prepared = Prepared(
+                    view, *agreed, site, *_ways_to_look(adapter, tensor), is_weighted=weight is not None
+                )
                 prepared.is_weighted = weight is not None
                 if weight is not None:
                     prepared.set_weight(weight)
                 prepared.how, prepared.priority = key[1], priority
                 prepared.process_set, prepared.process_set_id = process_set, number
-            if not is_repeated and len(self.known) >= self.MAX_KNOWN:
-                self.known.clear()
-            self.known[name] = prepared
+            self._remember(name, prepared)
         try:
             core = None if prepared is None else prepared.start(tensor, "", None)
             if core is None:
@@ -466,3 +488,51 @@ class PreparedTensors:
             report_failure(error)
             raise
         return Handle(core, tensor, None, OnGpu(adapter, tensor, view[4]) if len(view) == 5 else None)
+
+
+class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
+    """Broadcasts. A name that comes for the second time is prepared."""
+
+    def _submit_new(self, tensor: Any, key: BroadcastKey, is_awaited: bool, weight: float | None) -> Handle[Any]:
+        name, root, process_set, priority = key
+        operation = Operation(
+            OpKind.BROADCAST, [tensor], name, process_set, root=root, priority=priority, in_place=True
+        )
+        is_repeated = isinstance(name, str) and name in self.known
+        prepared = self._prepare(operation) if is_repeated else None
+        try:
+            core = None if prepared is None else prepared.start(tensor, "", None)
+        except Exception as error:
+            report_failure(error)
+            raise
+        handle = start(operation, is_awaited) if core is None else Handle(core, tensor)
+        if name:
+            self._remember(name, None if core is None else prepared)
+        return handle
+
+    def _prepare(self, operation: Operation) -> Prepared | None:
+        """Raises as `start`. None for a tensor that is not in the host's memory, or cannot be worked on in place."""
+        (tensor,) = operation.tensors
+        name, process_set, title = operation.name, operation.process_set, operation.title
+        _core.require_initialized()
+        number = require_usable(process_set, name, title)
+        root = require_root(operation.root, process_set, title)
+        priority = require_priority(operation.priority, title)
+        adapter = adapter_for(tensor)
+        view = adapter.view_in_place(tensor)
+        if view is None or len(view) != 3:
+            return None
+        agreed = name or "", ReduceOp.Sum, 1.0, 1.0, number, priority
+        prepared = Prepared(view, *agreed, call_site(), *_ways_to_look(adapter, tensor), kind=operation.kind, root=root)
+        prepared.is_weighted = False
+        prepared.how, prepared.priority = operation.root, operation.priority
+        prepared.process_set, prepared.process_set_id = process_set, number
+        return prepared
+
+
+def _ways_to_look(adapter: Adapter, tensor: Any) -> tuple[type, Callable[[Any], View | None] | None, object | None]:
+    """For `_core.Prepared`: the type of the tensor, and how the core looks at another one of it."""
+    kind = type(tensor)
+    look = None if kind is np.ndarray else adapter.view_in_place
+    exchange = getattr(kind, "__dlpack_c_exchange_api__", None) if adapter.MAKES == "torch" else None
+    return kind, look, exchange

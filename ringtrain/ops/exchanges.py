@@ -7,11 +7,16 @@ from typing import Any, TypeVar, overload
 
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.engine.submission import Operation, start
+from ringtrain.engine.submission import Operation, PreparedBroadcasts, start
 from ringtrain.handles import Handle
+from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 Array = TypeVar("Array")
+
+_broadcasts = PreparedBroadcasts()
+# The next job may not have the root.
+session.at_init(lambda _settings: _broadcasts.known.clear())
 
 # ---------------------------------------------------------------------------------------------------------- allgather
 
@@ -154,8 +159,10 @@ def broadcast_(
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
-    operation = Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority)
-    return _start_in_place(operation, is_awaited=True).wait()
+    pending = _broadcasts.submit(tensor, (name, root_rank, process_set, priority), True)
+    adapter_for(tensor).note_change(tensor)
+    result: Array = pending.wait()
+    return result
 
 
 def broadcast_async_(
@@ -167,7 +174,9 @@ def broadcast_async_(
     priority: int = 0,
 ) -> Handle[Array]:
     """As `broadcast_`, at once: give the Handle to `synchronize`. Mirrors `horovod.broadcast_async_`."""
-    return _start_in_place(Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority))
+    handle: Any = _broadcasts.submit(tensor, (name, root_rank, process_set, priority))
+    adapter_for(tensor).note_change(tensor)
+    return handle
 
 
 def grouped_broadcast(

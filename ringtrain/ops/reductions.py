@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.submission import Operation, Prepared, PreparedTensors, Reduction, start
+from ringtrain.engine.submission import Operation, PreparedAllreduces, Reduction, start
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -21,7 +23,7 @@ Adasum = ReduceOp.Adasum
 
 Array = TypeVar("Array")
 
-_tensors = PreparedTensors()
+_tensors = PreparedAllreduces()
 
 
 def allreduce(
@@ -172,9 +174,10 @@ def allreduce_async_(
 ) -> Handle[Array]:
     """As `allreduce_`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async_`."""
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
-    pending = _tensors.submit(tensor, key, False, weight)
-    adapter_for(tensor).note_change(tensor)
-    return pending.as_handle() if isinstance(pending, Prepared) else pending
+    handle: Any = _tensors.submit(tensor, key, False, weight)
+    if type(tensor) is not np.ndarray:
+        adapter_for(tensor).note_change(tensor)
+    return handle
 
 
 def grouped_allreduce(

@@ -14,7 +14,7 @@ from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import Compression, GradientCompression, PowerSGD
 from ringtrain.engine.requirements import require_predivide_factor, require_process_set, require_weight
-from ringtrain.engine.submission import How, Operation, Prepared, PreparedTensors, Reduction, start
+from ringtrain.engine.submission import How, Operation, Prepared, PreparedAllreduces, Reduction, start
 from ringtrain.errors import StepOrderError
 from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
@@ -129,7 +129,7 @@ class GradientBatch:
         self._how: How = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression)
         self._reduction = Reduction.of(*self._how)
         self._group_of: dict[str, tuple[str, ...]] = {}
-        self._tensors = PreparedTensors(prepares_new=True)  # of gradients in no group
+        self._tensors = PreparedAllreduces(prepares_new=True)  # of gradients in no group
         self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
         self._in_flight: list[_InFlight] = []
         _batches.add(self)
@@ -160,7 +160,7 @@ class GradientBatch:
         # Counted per process set: a rank that is in other sets too uses more batches than its peers.
         self._numbers = numbers = _numbers[tuple(self.process_set.ranks or ())]
         self._prefix = f"gradients{numbers.taken}" if self._given_prefix is None else self._given_prefix
-        self._tensors = PreparedTensors(f"{self._prefix}.", prepares_new=True)
+        self._tensors = PreparedAllreduces(f"{self._prefix}.", prepares_new=True)
         numbers.taken += self._given_prefix is None
 
     def group(self, groups: Iterable[Iterable[str]]) -> None:
