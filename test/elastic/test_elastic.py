@@ -186,6 +186,40 @@ def test_the_result_of_autotune_is_used_in_the_next_generation(tmp_path):
         assert text.index("autotune is on") < text.index("autotune is off") < text.index("well 2")
 
 
+BROADCASTING = """
+import os, signal, numpy as np, ringtrain as hvd
+hvd.init()
+
+@hvd.elastic.run
+def train(state):
+    root = hvd.size() - 1
+    for step in range(4):
+        array = np.full(3, hvd.rank() + step)
+        hvd.broadcast_(array, root, name=f"from {root}")
+        assert array.tolist() == [root + step] * 3
+        parameters = {"a": np.full(2, hvd.rank() + step), "b": np.full(5, hvd.rank() - 1.5)}
+        hvd.broadcast_parameters(parameters, root)
+        assert parameters["a"].tolist() == [root + step] * 2 and parameters["b"].tolist() == [root - 1.5] * 5
+    if hvd.size() == 3:
+        if hvd.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.barrier()
+    try:
+        hvd.broadcast_(array, 2, name="from 2")
+    except ValueError as error:
+        print("refused:", error)
+
+train(hvd.elastic.ArrayState(weights=np.ones(2)))
+"""
+
+
+def test_a_root_that_is_lost_is_refused_under_a_repeated_name(tmp_path):
+    with elastic_job(BROADCASTING, tmp_path, 3) as job:
+        said = [process.ends() for process in job.processes if process.popen.wait(60) != -signal.SIGKILL]
+    assert len(said) == 2
+    assert all('refused: broadcast "from 2": root_rank 2 is not one of the ranks 0-1' in text for text in said)
+
+
 def test_each_generation_has_a_timeline_and_a_folder_of_flight_records(tmp_path):
     files = {"RINGTRAIN_TIMELINE_FILENAME": str(tmp_path / "t.json"), "RINGTRAIN_FLIGHT_DIR": str(tmp_path / "flights")}
     with elastic_job(training(tmp_path), tmp_path, 3, **files) as job:
