@@ -282,7 +282,9 @@ def stream(array: Any) -> int:
 
 
 def device(array: Any) -> int:
-    return array.device if isinstance(array, Borrowed) else _cupy().device(array)
+    if isinstance(array, Borrowed):
+        return array.device
+    return int(_cupy().device(array)) if _is_of_cupy(array) else _borrow(array).device
 
 
 def stack(arrays: Sequence[Any]) -> Any:

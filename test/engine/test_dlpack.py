@@ -85,6 +85,20 @@ def test_without_cupy_operations_in_place_work_and_others_are_refused():
 
 
 @pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_of_such_a_library_are_broadcast(kind):
+    class WithShape(kind):
+        dtype, shape = np.dtype(np.float32), (4, 2)
+
+    owned = [on_gpu(np.full((4, 2), i + hvd.rank(), np.float32)) for i in range(3)]
+    on_host = np.full(3, hvd.rank())
+    hvd.broadcast_parameters([*map(WithShape, owned), on_host], root_rank=1)
+    for i, array in enumerate(owned):
+        require_on_gpu(array, np.full((4, 2), i + 1, np.float32))
+    require_equal(on_host, np.full(3, 1))
+
+
+@pytest.mark.ranks(2, env=GPU)
 def test_read_only_arrays_are_read():
     owned = on_gpu(np.full(3, 1.0 + hvd.rank()))
     for read_only in (OnlyDlpack(owned, flags=1), OnlyInterface(owned, is_read_only=True)):
