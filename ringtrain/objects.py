@@ -140,7 +140,8 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite the parameters of every rank with those of one rank, in place.
 
-    Call it after building or loading a model, so that all ranks start from the same one.
+    Call it after building or loading a model, so that all ranks start from the same one. One operation carries
+    all arrays, after a comparison of their names, dtypes and shapes.
 
     Args:
         params: arrays in a dict, list or tuple, nested as you like, or a list of (name, array) pairs, or an iterator

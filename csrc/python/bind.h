@@ -100,7 +100,7 @@ void bind_errors(nb::module_& module);
 void bind_words(nb::module_& module);        // dtypes, kinds of operations, options
 void bind_buffer(nb::module_& module);       // memory of arrays
 void bind_engine(nb::module_& module);       // init, shutdown, submit, wait
-void bind_in_place(nb::module_& module);     // allreduces of one array, as gradients need them
+void bind_in_place(nb::module_& module);     // operations on one array that repeat, as of gradients
 void bind_observation(nb::module_& module);  // history, sums, timeline
 void bind_exit(nb::module_& module);         // the end of the process
 void bind_handle(nb::module_& module);

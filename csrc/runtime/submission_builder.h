@@ -51,8 +51,8 @@ class SubmissionBuilder {
   SubmissionPtr submission_;
 };
 
-// The allreduce in place of one tensor in host memory that comes again in every step: all that is known of it before is
-// made once and shared by its submissions.
+// The allreduce or broadcast in place of one tensor in host memory that comes again in every step: all that is known of
+// it before is made once and shared by its submissions.
 //
 // One thread at a time. Outlives engines: each submission goes to the current one.
 class Prepared {
