@@ -113,9 +113,20 @@ class Group {
     allreduce(reduction, pieces);
   }
 
-  // `source` holds total_of(counts) elements. Rank r gets elements [offset of r, + counts[r]) of the reduction.
+  // `source` holds total_of(counts) elements. Rank r gets elements [offset of r, + counts[r]) of the reduction, also at
+  // their own place in the source.
   virtual void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                               const Counts& counts) = 0;
+
+  // The same for many arrays.
+  struct Scattering {
+    const void* source;
+    void* destination;
+    Counts counts;
+  };
+  virtual void reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) {
+    for (const Scattering& array : arrays) reduce_scatter(reduction, array.source, array.destination, array.counts);
+  }
 
   // Rank r gives bytes[r] bytes; `destination` gets all of them, in rank order. The source may be at its own place in
   // the destination.

@@ -102,7 +102,7 @@ struct Operation {
 template <typename Value>
 struct Field {
   Value Operation::* member;
-  // Whether allreduces that are joined into one plan must have the same.
+  // Whether operations that are joined into one plan must have the same.
   bool splits_plans;
   // Words for the choice of a rank, such as "used op=Sum", and what to do if another rank has done something else. Null
   // where the ranks may differ, or cannot.

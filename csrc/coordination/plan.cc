@@ -26,13 +26,17 @@ bool only_moves_bytes(const Operation& operation) {
   return operation.kind == OpKind::broadcast || operation.kind == OpKind::allgather;
 }
 
+bool reduces(const Operation& operation) {
+  return operation.kind == OpKind::allreduce || operation.kind == OpKind::reducescatter;
+}
+
 bool is_fusable(const Agreement& agreement) {
   const std::vector<TensorSpec>& tensors = agreement.operation.tensors;
   if (agreement.error != ErrorKind::none || tensors.empty()) return false;
   if (only_moves_bytes(agreement.operation)) return true;
-  return agreement.operation.kind == OpKind::allreduce &&
-         std::all_of(tensors.begin(), tensors.end(),
-                     [&](const TensorSpec& tensor) { return tensor.dtype == tensors.front().dtype; });
+  return reduces(agreement.operation) && std::all_of(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
+           return tensor.dtype == tensors.front().dtype;
+         });
 }
 
 // Whether two such operations can be done as one.

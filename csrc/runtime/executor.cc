@@ -184,6 +184,8 @@ void Executor::carry_out(const Plan& plan, const Submissions& submissions, std::
       broadcast(plan, submissions, *loan->memory);
     else if (operation.kind == OpKind::allgather)
       allgather(plan, submissions, *loan);
+    else if (operation.kind == OpKind::reducescatter)
+      reducescatter(plan, submissions, *loan);
     else
       run_one(plan, submissions.front(), *loan);
   } catch (...) {
@@ -215,6 +217,12 @@ void Executor::finish_all(const Plan& plan, const Submissions& submissions, Memo
   inbox_.remove(submissions);
   for (const SubmissionPtr& submission : submissions)
     if (submission) submission->handle->finish(result);
+}
+
+void Executor::finish_results(const Plan& plan, const Submissions& submissions, Loan& loan) {
+  const GpuEventPtr done = loan.memory->done(plan.title);
+  for (Result& result : loan.results) result.done = done;
+  finish(submissions, std::move(loan.results));
 }
 
 // The history keeps the submissions, but not their results. An alltoall whose result does not fit ends well: its caller
@@ -335,9 +343,6 @@ void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& 
     case OpKind::alltoall:
       alltoall(*submission, loan);
       break;
-    case OpKind::reducescatter:
-      reducescatter(*submission, loan);
-      break;
     case OpKind::transfer:
       transfer(*submission);
       break;
@@ -372,9 +377,41 @@ void Executor::allgather(const Plan& plan, const Submissions& submissions, Loan&
     }
   }
   group.allgather_all(arrays);
-  const GpuEventPtr done = loan.memory->done(plan.title);
-  for (Result& result : loan.results) result.done = done;
-  finish(submissions, std::move(loan.results));
+  finish_results(plan, submissions, loan);
+}
+
+// The first dimension is split as evenly as possible; the first ranks get one row more, as in Horovod.
+void Executor::reducescatter(const Plan& plan, const Submissions& submissions, Loan& loan) {
+  Memory& memory = *loan.memory;
+  const Operation& common = plan.parts.front()->operation;
+  Group& group = memory.group(common.process_set);
+  const int64_t ranks = group.size();
+  std::map<DType, std::vector<Group::Scattering>> arrays;
+  loan.results.resize(submissions.size());
+  for (size_t i = 0; i < submissions.size(); ++i) {
+    const Submission& submission = *submissions[i];
+    for (size_t t = 0; t < submission.inputs.size(); ++t) {
+      const TensorSpec& whole = submission.operation().tensors[t];
+      const int64_t rows = whole.shape[0];
+      const size_t row = whole.row_bytes() / size_of(whole.dtype);
+      Counts counts;
+      for (int64_t r = 0; r < ranks; ++r)
+        counts.push_back(static_cast<size_t>(rows / ranks + (r < rows % ranks)) * row);
+      TensorSpec spec = whole;
+      spec.shape[0] = rows / ranks + (group.rank() < rows % ranks);
+      void* const output = place_of_result(submission, t, spec, loan.results[i], memory);
+
+      const void* source = submission.inputs[t];
+      if (const double factor = prescale_of(common, whole.dtype); factor != 1.0) {
+        char* const place = loan.scaled.emplace_back(memory.allocate(whole)).memory.get();
+        source = scaled(memory, whole.dtype, factor, source, place, total_of(counts));
+      }
+      arrays[whole.dtype].push_back({source, output, std::move(counts)});
+    }
+  }
+  for (const auto& [dtype, list] : arrays)
+    group.reduce_scatter_all(reduction_of(common, dtype, static_cast<double>(ranks)), list);
+  finish_results(plan, submissions, loan);
 }
 
 void Executor::broadcast(const Plan& plan, const Submissions& submissions, Memory& memory) {
@@ -411,30 +448,6 @@ void Executor::alltoall(const Submission& submission, Loan& loan) {
     void* const output = place_of_result(submission, t, spec, result, *loan.memory);
     group.alltoall(submission.inputs[t], to_bytes(sent, row), output, to_bytes(received, row));
     result.received_splits.insert(result.received_splits.end(), received.begin(), received.end());
-  }
-}
-
-// The first dimension is split as evenly as possible; the first ranks get one row more, as in Horovod.
-void Executor::reducescatter(const Submission& submission, Loan& loan) {
-  Memory& memory = *loan.memory;
-  Group& group = memory.group(submission.operation().process_set);
-  const int64_t ranks = group.size();
-  const Operation& operation = submission.operation();
-  for (size_t t = 0; t < submission.inputs.size(); ++t) {
-    TensorSpec spec = operation.tensors[t];
-    const int64_t rows = spec.shape[0];
-    const size_t row = spec.row_bytes() / size_of(spec.dtype);
-    Counts counts;
-    for (int64_t r = 0; r < ranks; ++r) counts.push_back(static_cast<size_t>(rows / ranks + (r < rows % ranks)) * row);
-    spec.shape[0] = rows / ranks + (group.rank() < rows % ranks);
-    void* const output = place_of_result(submission, t, spec, loan.results.front(), memory);
-
-    const void* source = submission.inputs[t];
-    if (const double factor = prescale_of(operation, spec.dtype); factor != 1.0) {
-      loan.scaled = memory.allocate(operation.tensors[t]);
-      source = scaled(memory, spec.dtype, factor, source, loan.scaled.memory.get(), total_of(counts));
-    }
-    group.reduce_scatter(reduction_of(operation, spec.dtype, group.size()), source, output, counts);
   }
 }
 

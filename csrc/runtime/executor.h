@@ -61,7 +61,7 @@ class Executor {
     std::vector<Result> results = {};  // one for each part, where not all of it is in tensors of the user
     std::vector<int64_t> sent_rows = {}, received_rows = {};
     std::vector<WeightSum> weights = {};  // one for each part of a weighted plan
-    OwnedTensor scaled = {};
+    std::vector<OwnedTensor> scaled = {};
   };
 
   const char* name_of_group(const Agreement& agreement) const REQUIRES(turn);
@@ -81,6 +81,7 @@ class Executor {
   Submissions fail_without_average(const Plan& plan, Submissions submissions, const Loan& loan) REQUIRES(turn);
   void broadcast(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
   void allgather(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
+  void reducescatter(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
   std::vector<float*> residuals_of(const Plan& plan, const Loan& loan) REQUIRES(turn);
   void run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) REQUIRES(turn);
   void add_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
@@ -88,7 +89,6 @@ class Executor {
 
   // Its result goes to the Loan.
   void alltoall(const Submission& submission, Loan& loan) REQUIRES(turn);
-  void reducescatter(const Submission& submission, Loan& loan) REQUIRES(turn);
   static void* place_of_result(const Submission& submission, size_t tensor, const TensorSpec& spec, Result& result,
                                Memory& memory);
   // Within the memory of both ranks.
@@ -97,6 +97,8 @@ class Executor {
 
   // Frees the names and finishes the Handles of a plan whose results are in its tensors.
   void finish_all(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
+  // The same for a plan whose results are in the loan.
+  void finish_results(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
   // Frees the names and finishes the Handles, each with its result.
   void finish(const Submissions& submissions, std::vector<Result> results) REQUIRES(turn);
 

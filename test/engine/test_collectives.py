@@ -202,6 +202,78 @@ def test_short_allgathers_travel_together_without_shared_memory():
     check_allgathers_together()
 
 
+def check_reducescatters_together():
+    size, rank = hvd.size(), hvd.rank()
+    dtypes = ["float32", "uint8", "int64", "float16"]
+    for step in (0, 1, 1, 1):  # with cached names in the end
+        everybody = [
+            data_of_ranks(size, (rows, 1 + i % 3), dtypes[i % len(dtypes)], seed=i + step)
+            for i, rows in enumerate(COUNTS_OF_MANY)
+        ]
+        parts = [np.array_split(reference("sum", arrays), size)[rank] for arrays in everybody]
+        begun = [
+            hvd.reducescatter_async(arrays[rank], op=hvd.Sum, name=f"together {i}")
+            for i, arrays in enumerate(everybody)
+        ]
+        for handle, part in zip(begun, parts, strict=True):
+            require_equal(hvd.synchronize(handle), part)
+        grouped = hvd.grouped_reducescatter([arrays[rank] for arrays in everybody], op=hvd.Sum, name="group")
+        for result, part in zip(grouped, parts, strict=True):
+            require_equal(result, part)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_reducescatters_that_travel_together():
+    check_reducescatters_together()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, env=RING)
+def test_reducescatters_that_travel_together_on_the_ring():
+    check_reducescatters_together()
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+def test_reducescatters_that_travel_together_without_shared_memory():
+    check_reducescatters_together()
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_reducescatters_that_travel_together_between_hosts():
+    check_reducescatters_together()
+
+
+@pytest.mark.ranks(2, 3)
+def test_factors_of_reducescatters_that_travel_together():
+    rows = np.arange(6, dtype="int32").reshape(6, 1)
+    own = np.array_split(rows, hvd.size())[hvd.rank()]
+    for _ in range(3):
+        begun = [
+            hvd.reducescatter_async(rows + i, op=hvd.Max, name=f"scaled {i}", prescale_factor=2.0, postscale_factor=3.0)
+            for i in range(5)
+        ]
+        for i, handle in enumerate(begun):
+            require_equal(hvd.synchronize(handle), 6 * (own + np.int32(i)))
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_reducescatter_that_does_not_fit_fails_alone_among_others():
+    rank, size = hvd.rank(), hvd.size()
+    dtypes = [np.float64 if rank == 0 and i == 3 else np.float32 for i in range(6)]
+    for _ in range(2):
+        begun = [
+            hvd.reducescatter_async(np.full(size + i, i, dtype), op=hvd.Sum, name=f"scattered {i}")
+            for i, dtype in enumerate(dtypes)
+        ]
+        with pytest.raises(hvd.MismatchError, match=r'reducescatter "scattered 3".*float64'):
+            hvd.synchronize(begun[3])
+        for i, handle in enumerate(begun):
+            if i != 3:
+                expected = np.array_split(np.full(size + i, size * i, np.float32), size)[rank]
+                require_equal(hvd.synchronize(handle), expected)
+
+
 @pytest.mark.ranks(2, 3)
 def test_an_allgather_that_does_not_fit_fails_alone_among_others():
     rank, size = hvd.rank(), hvd.size()

@@ -59,7 +59,10 @@ def test_a_killed_rank_is_named_by_all_others(phase, ranks):
     require_clean_end(outcome)
 
 
-@pytest.mark.parametrize(("phase", "options"), [("reduce in place", {}), ("step", {}), ("reduce", RING)])
+@pytest.mark.parametrize(
+    ("phase", "options"),
+    [("reduce in place", {}), ("step", {}), ("reduce", RING), ("scatter", {}), ("scatter", RING)],
+)
 def test_a_rank_is_killed_in_other_kinds_of_reductions(phase, options):
     outcome = run(kill(rank=0).during(phase), **options)
     require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)

@@ -46,6 +46,7 @@ CASES = {
     "broadcast by the chain": Case(lambda count: hvd.broadcast_(own(count), 2, name="x"), 300 * KB),
     "reducescatter by doubling": Case(lambda count: hvd.reducescatter(own(count), name="x"), 20 * KB),
     "reducescatter by the ring": Case(lambda count: hvd.reducescatter(own(count), name="x"), 300 * KB),
+    "reducescatters together": Case(lambda count: hvd.grouped_reducescatter([own(count), own(3)], name="x"), 20 * KB),
     "adasum": Case(lambda count: hvd.allreduce(own(count), op=hvd.Adasum, name="x"), 300 * KB),
     "doubling": Case(partial(two_sums, "float32"), 5 * KB),
     "ring": Case(partial(two_sums, "float32"), 1500 * KB, after=50),

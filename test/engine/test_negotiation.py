@@ -147,12 +147,15 @@ def test_only_what_fits_together_is_fused():
         Request(OpKind.BROADCAST, "elsewhere", shape=[16], root=1),
         Request(OpKind.ALLGATHER, "more rows", dtype=FLOAT64, shape=[0]),
         Request(OpKind.REDUCESCATTER, "scattered", shape=[4]),
-        Request(OpKind.REDUCESCATTER, "scattered too", shape=[4]),
+        Request(OpKind.REDUCESCATTER, "scattered doubles", dtype=FLOAT64, shape=[4]),
+        Request(OpKind.REDUCESCATTER, "smallest scattered", shape=[4], op=ReduceOp.Min),
+        Request(OpKind.REDUCESCATTER, "scattered too", shape=[5, 2]),
     ]
     plans = Simulation(3).round(everybody(3, *requests))[0]
     gradients = [["float", "float too"], ["double", "double too"], ["largest"]]
     weights = [["weight", "bias"], ["weight of another", "elsewhere"]]
-    assert names(plans) == [*gradients, *weights, ["rows", "more rows"], ["scattered"], ["scattered too"]]
+    scattered = [["scattered", "scattered too"], ["scattered doubles"], ["smallest scattered"]]
+    assert names(plans) == [*gradients, *weights, ["rows", "more rows"], *scattered]
 
 
 def test_the_input_of_all_ranks_to_an_allgather_counts_for_the_threshold():

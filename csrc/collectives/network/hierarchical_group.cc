@@ -377,6 +377,12 @@ void HierarchicalGroup::reduce_scatter(const Reduction& reduction, const void* s
   narrow(reduction.dtype, reduction.scale, destination, sums, count);
 }
 
+void HierarchicalGroup::reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) {
+  scatter_packed(arrays, rank(), size_of(reduction.dtype), packed_, [&](const Scattering& array) {
+    reduce_scatter(reduction, array.source, array.destination, array.counts);
+  });
+}
+
 // A broadcast over several nodes: along the lane of the root, and from there to all of each node, block by block. While
 // a node copies a block, the network takes in the next one.
 //

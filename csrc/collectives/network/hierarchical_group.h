@@ -53,6 +53,7 @@ class HierarchicalGroup final : public Group {
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void allgather_all(const std::vector<Gathering>& arrays) override;
   void broadcast(void* data, size_t bytes, int root) override { broadcast_all({{data, data, bytes}}, root); }

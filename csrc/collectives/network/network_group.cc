@@ -194,6 +194,12 @@ void NetworkGroup::reduce_scatter(const Reduction& reduction, const void* source
   copy(destination, whole + offsets_of(counts)[rank()] * element, counts[rank()] * element);
 }
 
+void NetworkGroup::reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) {
+  scatter_packed(arrays, rank(), size_of(reduction.dtype), packed_, [&](const Scattering& array) {
+    reduce_scatter(reduction, array.source, array.destination, array.counts);
+  });
+}
+
 void NetworkGroup::allgather(const void* source, void* destination, const Counts& bytes) {
   if (ways_.has_short_moves() && total_of(bytes) < kRingGatherBytes)
     return allgather_by_doubling(peers_, source, destination, bytes, whole_);

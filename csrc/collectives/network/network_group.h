@@ -32,6 +32,7 @@ class NetworkGroup final : public Group {
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void allgather_all(const std::vector<Gathering>& arrays) override;
   void allgather_parts(const Parts& parts, void* destination, size_t bytes) override;

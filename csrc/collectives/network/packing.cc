@@ -7,6 +7,25 @@ namespace {
 
 constexpr size_t kLargeBytes = 1 << 20;  // from here on packing costs more than another operation
 
+// Calls visit() for each large one of these arrays, or where only one of them is small for that, too. Returns the other
+// small ones, which are not empty.
+template <typename Array, typename Bytes, typename Visit>
+std::vector<Array> small_of(const std::vector<Array>& arrays, Bytes bytes_of, const Visit& visit) {
+  std::vector<Array> small;
+  for (const Array& array : arrays) {
+    const size_t bytes = bytes_of(array);
+    if (bytes >= kLargeBytes)
+      visit(array);
+    else if (bytes > 0)
+      small.push_back(array);
+  }
+  if (small.size() == 1) {
+    visit(small.front());
+    small.clear();
+  }
+  return small;
+}
+
 }  // namespace
 
 void reduce_packed(const std::vector<Piece>& pieces, size_t element_bytes, Scratch& packed,
@@ -33,16 +52,8 @@ void reduce_packed(const std::vector<Piece>& pieces, size_t element_bytes, Scrat
 
 void gather_packed(const std::vector<Group::Gathering>& arrays, int rank, Scratch& packed,
                    const std::function<void(const Group::Gathering&)>& gather) {
-  std::vector<Group::Gathering> small;
-  for (const Group::Gathering& array : arrays) {
-    const size_t total = total_of(array.bytes);
-    if (total >= kLargeBytes)
-      gather(array);
-    else if (total > 0)
-      small.push_back(array);
-  }
+  const auto small = small_of(arrays, [](const Group::Gathering& array) { return total_of(array.bytes); }, gather);
   if (small.empty()) return;
-  if (small.size() == 1) return gather(small.front());
 
   const size_t ranks = small.front().bytes.size(), own = static_cast<size_t>(rank);
   Counts bytes(ranks), written(small.size());
@@ -63,6 +74,34 @@ void gather_packed(const std::vector<Group::Gathering>& arrays, int rank, Scratc
       written[i] += small[i].bytes[r];
       from += small[i].bytes[r];
     }
+  }
+}
+
+void scatter_packed(const std::vector<Group::Scattering>& arrays, int rank, size_t element_bytes, Scratch& packed,
+                    const std::function<void(const Group::Scattering&)>& scatter) {
+  const auto bytes_of = [&](const Group::Scattering& array) { return total_of(array.counts) * element_bytes; };
+  const auto small = small_of(arrays, bytes_of, scatter);
+  if (small.empty()) return;
+
+  const size_t ranks = small.front().counts.size(), own = static_cast<size_t>(rank);
+  Counts counts(ranks), read(small.size());
+  for (const Group::Scattering& array : small)
+    for (size_t r = 0; r < ranks; ++r) counts[r] += array.counts[r];
+  char* all = packed.get(total_of(counts) * element_bytes);
+  char* next = all;
+  for (size_t r = 0; r < ranks; ++r) {
+    for (size_t i = 0; i < small.size(); ++i) {
+      const size_t bytes = small[i].counts[r] * element_bytes;
+      copy(next, static_cast<const char*>(small[i].source) + read[i], bytes);
+      read[i] += bytes;
+      next += bytes;
+    }
+  }
+  char* sums = all + offsets_of(counts)[own] * element_bytes;
+  scatter({all, sums, counts});
+  for (const Group::Scattering& array : small) {
+    copy(array.destination, sums, array.counts[own] * element_bytes);
+    sums += array.counts[own] * element_bytes;
   }
 }
 

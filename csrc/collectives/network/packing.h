@@ -20,4 +20,8 @@ void reduce_packed(const std::vector<Piece>& pieces, size_t element_bytes, Scrat
 void gather_packed(const std::vector<Group::Gathering>& arrays, int rank, Scratch& packed,
                    const std::function<void(const Group::Gathering&)>& gather);
 
+// The same for scatter(), of arrays of such elements.
+void scatter_packed(const std::vector<Group::Scattering>& arrays, int rank, size_t element_bytes, Scratch& packed,
+                    const std::function<void(const Group::Scattering&)>& scatter);
+
 }  // namespace ringtrain

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "collectives/piece_layout.h"
@@ -176,58 +177,67 @@ void ShmGroup::reduce_own_slice(const Reduction& reduction, const Piece* first, 
   barrier();
 }
 
-void ShmGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) {
+void ShmGroup::reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) {
   const size_t element = size_of(reduction.dtype);
   const size_t step = memory_.geometry.mailbox_bytes / element;
-  const Counts offsets = offsets_of(counts);
-  const size_t chunks = chunks_of(*std::max_element(counts.begin(), counts.end()), step);
+  std::vector<Counts> counts;
+  for (const Scattering& array : arrays) counts.push_back(array.counts);
+  const PartStreams streams(std::move(counts), size());
+  std::vector<PartStreams::Cursor> puts(static_cast<size_t>(size()));
+  PartStreams::Cursor sum;
   std::vector<const void*> sources(static_cast<size_t>(size()));
+  const auto source_of = [&](const PartStreams::Stretch& it) {
+    return at(arrays[it.array].source, it.in_array * element);
+  };
   stream(
-      chunks,
-      [&](size_t k, uint32_t chunk) {
+      chunks_of(streams.longest(), step),
+      [&](size_t, uint32_t chunk) {
         for (int peer = 0; peer < size(); ++peer) {
-          const Chunk part = chunk_of(counts[peer], step, k);
-          if (peer != rank())
-            copy(mailbox(rank(), peer, chunk), at(source, (offsets[peer] + part.offset) * element),
-                 part.count * element);
+          if (peer == rank()) continue;
+          char* box = mailbox(rank(), peer, chunk);
+          streams.for_next(puts[peer], peer, step, [&](const PartStreams::Stretch& it) {
+            copy(box + it.offset * element, source_of(it), it.count * element);
+          });
         }
       },
-      [&](size_t k, uint32_t chunk) {
+      [&](size_t, uint32_t chunk) {
         wait_for_all(&Control::put, chunk + 1);
-        const Chunk part = chunk_of(counts[rank()], step, k);
-        for (int peer = 0; peer < size(); ++peer)
-          sources[peer] =
-              peer == rank() ? at(source, (offsets[peer] + part.offset) * element) : mailbox(peer, rank(), chunk);
-        void* result = at(destination, part.offset * element);
-        if (part.count > 0) reduce(reduction, &result, 1, sources.data(), size(), part.count);
+        streams.for_next(sum, rank(), step, [&](const PartStreams::Stretch& it) {
+          for (int peer = 0; peer < size(); ++peer)
+            sources[peer] = peer == rank() ? source_of(it) : mailbox(peer, rank(), chunk) + it.offset * element;
+          void* result = at(arrays[it.array].destination, it.in_part * element);
+          reduce(reduction, &result, 1, sources.data(), size(), it.count);
+        });
       });
 }
 
 // A rank copies its own data together with that of the others, while it is in the cache.
 void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
-  const GatherLayout layout(arrays, size());
+  std::vector<Counts> counts;
+  for (const Gathering& array : arrays) counts.push_back(array.bytes);
+  const PartStreams streams(std::move(counts), size());
   const size_t step = memory_.geometry.lane_bytes();
-  GatherLayout::Cursor put;
-  std::vector<GatherLayout::Cursor> gets(static_cast<size_t>(size()));
+  PartStreams::Cursor put;
+  std::vector<PartStreams::Cursor> gets(static_cast<size_t>(size()));
   stream(
-      chunks_of(layout.longest(), step),
+      chunks_of(streams.longest(), step),
       [&](size_t, uint32_t chunk) {
         char* own = lane(rank(), chunk);
-        layout.for_next(put, rank(), step, [&](const char* source, char*, size_t offset, size_t bytes) {
-          copy(own + offset, source, bytes);
+        streams.for_next(put, rank(), step, [&](const PartStreams::Stretch& it) {
+          copy(own + it.offset, at(arrays[it.array].source, it.in_part), it.count);
         });
       },
       [&](size_t, uint32_t chunk) {
-        layout.for_next(gets[rank()], rank(), step, [&](const char* source, char* destination, size_t, size_t bytes) {
-          copy(destination, source, bytes);
+        streams.for_next(gets[rank()], rank(), step, [&](const PartStreams::Stretch& it) {
+          copy(at(arrays[it.array].destination, it.in_array), at(arrays[it.array].source, it.in_part), it.count);
         });
         for (int i = 1; i < size(); ++i) {
           const int peer = (rank() + i) % size();
-          if (layout.is_at_end(gets[peer], peer)) continue;
+          if (streams.is_at_end(gets[peer], peer)) continue;
           wait_for(control(peer).put, chunk + 1);
           const char* theirs = lane(peer, chunk);
-          layout.for_next(gets[peer], peer, step, [&](const char*, char* destination, size_t offset, size_t bytes) {
-            copy(destination, theirs + offset, bytes);
+          streams.for_next(gets[peer], peer, step, [&](const PartStreams::Stretch& it) {
+            copy(at(arrays[it.array].destination, it.in_array), theirs + it.offset, it.count);
           });
         }
       });

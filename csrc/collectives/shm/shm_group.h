@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "base/options.h"
@@ -27,53 +28,56 @@
 
 namespace ringtrain {
 
-// The input of each rank to allgathers of many arrays, as one stream of bytes that is never copied together.
-class GatherLayout {
+// Arrays of which every rank has a part: for each rank its parts of all arrays as one stream, which is never copied
+// together. Parts are counted in bytes or in elements.
+class PartStreams {
  public:
-  GatherLayout(const std::vector<Group::Gathering>& arrays, int size)
-      : arrays_(arrays), totals_(static_cast<size_t>(size)) {
-    offsets_.reserve(arrays.size());
-    for (const Group::Gathering& array : arrays) {
-      offsets_.push_back(offsets_of(array.bytes));
-      for (size_t rank = 0; rank < totals_.size(); ++rank) totals_[rank] += array.bytes[rank];
+  // `counts`: by array, and there by rank.
+  PartStreams(std::vector<Counts> counts, int size) : counts_(std::move(counts)), totals_(static_cast<size_t>(size)) {
+    offsets_.reserve(counts_.size());
+    for (const Counts& of_array : counts_) {
+      offsets_.push_back(offsets_of(of_array));
+      for (size_t rank = 0; rank < totals_.size(); ++rank) totals_[rank] += of_array[rank];
     }
   }
 
-  // Bytes of the rank that gives most.
+  // Of the rank that has most.
   size_t longest() const { return *std::max_element(totals_.begin(), totals_.end()); }
 
   // How far one rank's stream has come.
   struct Cursor {
     size_t array = 0;
-    size_t within = 0;  // bytes of the rank's part of this array
-    size_t done = 0;    // bytes
+    size_t within = 0;  // the rank's part of this array
+    size_t done = 0;
   };
   bool is_at_end(const Cursor& cursor, int rank) const { return cursor.done == totals_[static_cast<size_t>(rank)]; }
 
-  // Calls visit(source, destination, offset within these bytes, bytes) for each part of an array in the next `most`
-  // bytes of a rank's stream. The source is that of this rank alone.
+  // Part of a rank's stream that is in one array, and where it begins: in the array, in the rank's part of the array,
+  // and within the `most` of for_next().
+  struct Stretch {
+    size_t array, in_array, in_part, offset, count;
+  };
+  // Calls visit(stretch) for the next `most` of a rank's stream.
   template <typename Visit>
   void for_next(Cursor& cursor, int rank, size_t most, Visit visit) const {
     const auto of = static_cast<size_t>(rank);
     for (size_t offset = 0; offset < most && !is_at_end(cursor, rank);) {
-      const Group::Gathering& array = arrays_[cursor.array];
-      const size_t bytes = std::min(most - offset, array.bytes[of] - cursor.within);
-      if (bytes > 0)
-        visit(static_cast<const char*>(array.source) + cursor.within,
-              static_cast<char*>(array.destination) + offsets_[cursor.array][of] + cursor.within, offset, bytes);
-      offset += bytes;
-      cursor.done += bytes;
-      cursor.within += bytes;
-      if (cursor.within < array.bytes[of]) continue;
+      const size_t part = counts_[cursor.array][of], count = std::min(most - offset, part - cursor.within);
+      if (count > 0)
+        visit(Stretch{cursor.array, offsets_[cursor.array][of] + cursor.within, cursor.within, offset, count});
+      offset += count;
+      cursor.done += count;
+      cursor.within += count;
+      if (cursor.within < part) continue;
       ++cursor.array;
       cursor.within = 0;
     }
   }
 
  private:
-  const std::vector<Group::Gathering>& arrays_;
-  std::vector<Counts> offsets_;  // of the ranks' parts in each destination
-  Counts totals_;                // bytes, by rank
+  const std::vector<Counts> counts_;
+  std::vector<Counts> offsets_;  // of the ranks' parts in each array
+  Counts totals_;                // by rank
 };
 
 // How a segment of mailboxes is divided; the same on all ranks that share it.
@@ -108,7 +112,11 @@ class ShmGroup final : public Group {
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) override;
-  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
+                      const Counts& counts) override {
+    reduce_scatter_all(reduction, {{source, destination, counts}});
+  }
+  void reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override {
     allgather_all({{source, destination, bytes}});
   }

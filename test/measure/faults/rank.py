@@ -155,6 +155,16 @@ def _reduce(striker: Striker, array: Any, finish: Callable[[], None] = lambda: N
     _stream(striker, array, finish)
 
 
+def _scatter(striker: Striker) -> None:
+    arrays = [np.ones(count, "float32") for count in (1000, _LARGE, 7)]
+    striker.enter("scatter")
+    for step in range(1_000_000):
+        handles = [hvd.reducescatter_async(array, name=f"scatter {i}") for i, array in enumerate(arrays)]
+        striker.enter_step(step)
+        for handle in handles:
+            hvd.synchronize(handle)
+
+
 def _connect_on_gpu(striker: Striker) -> None:
     from measure import cupy
 
@@ -184,6 +194,7 @@ _PHASES: dict[str, Callable[[Striker], None]] = {
     "reduce": lambda striker: _reduce(striker, np.ones(_LARGE, "float32")),
     "reduce float16": lambda striker: _reduce(striker, np.ones(_LARGE, "float16")),
     "reduce in place": lambda striker: _reduce(striker, hvd.empty(_LARGE, "float32")),
+    "scatter": _scatter,
     "connect on a GPU": _connect_on_gpu,
     "reduce on a GPU": _reduce_on_gpu,
     "step": lambda striker: _reduce(striker, np.ones(8)),

@@ -19,7 +19,9 @@ from ringtrain.runner.hosts import Host, parse_hosts, total_slots
 # Short, so that a rank that is stopped costs little time; long enough for a loaded machine.
 _LIMITS = {"stall_warning_time_s": 0.5, "stall_shutdown_time_s": 1.0, "start_timeout_s": 6}
 _IN_INIT: tuple[Phase, ...] = ("connect", "share")
-_LATER: tuple[Phase, ...] = ("idle", "negotiate", "reduce", "reduce float16", "reduce in place", "step", "shutdown")
+_LATER: tuple[Phase, ...] = (
+    *("idle", "negotiate", "reduce", "reduce float16", "reduce in place", "scatter", "step", "shutdown"),
+)
 _EXPECTED: dict[Kind, set[str]] = {
     "kill": {"PeerLostError"},
     "vanish": {"PeerLostError"},

@@ -170,6 +170,7 @@ class Drawing {
       return request;
     }
     if (kind == 2) return request_of(OpKind::barrier, name, {}, priority, process_set);
+    if (kind == 3) return request_of(OpKind::reducescatter, name, {rows, 2}, priority, process_set);
     return request_of(OpKind::allreduce, name, {random_.chance(0.5) ? 4 : rows}, priority, process_set);
   }
 
