@@ -42,7 +42,7 @@ from ringtrain.errors import (
 )
 from ringtrain.jax import distributed as distributed, elastic as elastic, ffi, lowering, primitives
 from ringtrain.jax.diloco import DiLoCo as DiLoCo
-from ringtrain.jax.failures import error_of as error_of, errors as errors
+from ringtrain.jax.exceptions import error_of as error_of, errors as errors
 from ringtrain.jax.ops import (
     allgather as allgather,
     allreduce as allreduce,

@@ -26,7 +26,7 @@ from ringtrain.errors import (
     HorovodInternalError as HorovodInternalError,
     HostsUpdatedInterrupt as HostsUpdatedInterrupt,
 )
-from ringtrain.jax.failures import errors
+from ringtrain.jax.exceptions import errors
 from ringtrain.jax.trees import Tree, as_leaf, on_host
 
 __all__ = [

@@ -36,7 +36,7 @@ from ringtrain.runner.job import (
 )
 from ringtrain.runner.launchers import Launcher, choose_elastic, choose_launcher
 from ringtrain.runner.mpi_library import MpiNotFound
-from ringtrain.runner.supervise.failures import spoken
+from ringtrain.runner.supervise.first_failure import spoken
 from ringtrain.runner.supervise.output import Screen, StandardStreams, terminal
 from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Settings, Supervisor, signals_handled
 

@@ -10,7 +10,7 @@ import pytest
 from kvstore_jobs import SOON_OVER, job
 
 from ringtrain.kvstore.servers import roles
-from ringtrain.kvstore.servers.keys import Placement
+from ringtrain.kvstore.servers.keys import KeyPlacement
 
 # A worker or server that has a place and nothing else.
 CLIENT = """
@@ -42,21 +42,21 @@ FAST = {"RINGTRAIN_KV_HEARTBEAT_S": "0.2", "RINGTRAIN_KV_TIMEOUT_S": "1.5"}
 
 
 def test_keys_are_spread_by_their_bytes_and_large_ones_are_cut():
-    placement = Placement(2, bound=1000)
+    placement = KeyPlacement(2, bound=1000)
     small, large, other = placement.place([(10, 4), (1000, 4), (200, 4)])
     assert large == [(0, 0, 512), (1, 512, 488)]
     assert other == [(1, 0, 200)]
     assert small == [(0, 0, 10)]
     assert (
-        Placement(3, 32).place([(33, 4)]) == [[(0, 0, 33)]]
-        or sum(piece.elements for piece in Placement(3, 32).place([(33, 4)])[0]) == 33
+        KeyPlacement(3, 32).place([(33, 4)]) == [[(0, 0, 33)]]
+        or sum(piece.elements for piece in KeyPlacement(3, 32).place([(33, 4)])[0]) == 33
     )
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 7])
 @pytest.mark.parametrize("count", [32, 33, 64, 1000, 65536, 1_000_003])
 def test_the_pieces_of_a_key_are_all_of_it(servers, count):
-    (pieces,) = Placement(servers, 32).place([(count, 4)])
+    (pieces,) = KeyPlacement(servers, 32).place([(count, 4)])
     assert [piece.begin for piece in pieces] == [sum(one.elements for one in pieces[:i]) for i in range(len(pieces))]
     assert sum(piece.elements for piece in pieces) == count
     assert all(piece.begin % 32 == 0 and piece.elements > 0 for piece in pieces)

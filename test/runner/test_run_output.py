@@ -16,7 +16,7 @@ from harness.ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_e
 
 from ringtrain.errors import list_of_ranks
 from ringtrain.runner.supervise import rank_wrapper
-from ringtrain.runner.supervise.failures import FailureLog, report, spoken
+from ringtrain.runner.supervise.first_failure import FailureLog, report, spoken
 from ringtrain.runner.supervise.frames import Ended, FrameReader, LauncherSaid, Started, Written
 from ringtrain.runner.supervise.output import LastLines, Output, RankFiles, Screen
 from ringtrain.runner.supervise.rank_wrapper import Sender

@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     elements: int
 
 
-class Placement:
+class KeyPlacement:
     """Chooses the server of each key, so that the bytes are spread evenly over the keys known so far.
 
     Args:
@@ -84,7 +84,7 @@ class KeyTable:
         self._worker = worker
         self._store = store
         bound = int(worker.seconds("kv_bound")) if cuts_keys else None
-        self._placement = Placement(len(worker.world.servers), bound)
+        self._placement = KeyPlacement(len(worker.world.servers), bound)
         self._next_id = 0
         self._pieces: dict[str, Pieces] = {}
         self._rule_version = 0

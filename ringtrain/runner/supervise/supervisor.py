@@ -20,7 +20,7 @@ from ringtrain.errors import list_of_ranks
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import Launcher
 from ringtrain.runner.supervise import die_with_parent, rank_wrapper
-from ringtrain.runner.supervise.failures import (
+from ringtrain.runner.supervise.first_failure import (
     Failure,
     FailureLog,
     exit_code_of_launcher,
