@@ -262,6 +262,18 @@ nb::bytes leave_worker(StoreServer& server, int worker, uint32_t first_term) {
   return bytes_from([&] { return server.left(worker, first_term); });
 }
 
+// (worker, what settle() takes) of each.
+nb::list find_server_again(StoreServer& server, int number) {
+  std::vector<std::pair<int, Bytes>> all;
+  {
+    const ReleasedGil release;
+    all = server.back_server(number);
+  }
+  nb::list begun;
+  for (const auto& [worker, bytes] : all) begun.append(nb::make_tuple(worker, nb::bytes(bytes.data(), bytes.size())));
+  return begun;
+}
+
 void settle(StoreServer& server, int worker, int from, const nb::bytes& begun) {
   const Bytes bytes = to_bytes(begun);
   const ReleasedGil release;
@@ -402,8 +414,9 @@ void bind_store_server(nb::module_& module) {
       .def("settle", &settle, nb::arg("worker"), nb::arg("server"), nb::arg("begun"),
            "Takes the result of lost() at another server.")
       .def("lost_server", &StoreServer::lost_server, nb::arg("server"), Release(), "Another server is gone.")
-      .def("back_server", &StoreServer::back_server, nb::arg("server"), Release(),
-           "Another server that was gone is there again.")
+      .def("back_server", &find_server_again, nb::arg("server"),
+           "Another server that was gone is there again. Returns what it needs to settle() pushes to keys at several "
+           "servers that it finds in the memory of the server before it: of each worker that was dead.")
       .def("left", &leave_worker, nb::arg("worker"), nb::arg("first_term") = 0, "A worker is done. Returns as lost().")
       .def("back", &StoreServer::back, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
            "A worker that was dead is there again.")

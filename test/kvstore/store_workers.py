@@ -51,12 +51,13 @@ def pieces(index: int, count: int, servers: int) -> list[tuple[int, int, int]]:
 class Worker:
     """One of them, in its own process; store number 0 has keys 0, 1, ..."""
 
-    def __init__(self, workers: Workers, number: int, shares_memory: bool) -> None:
+    def __init__(self, workers: Workers, number: int, shares_memory: bool, term: int = 0) -> None:
         self.number = number
         self._workers = workers
         self.keys: list[StoreKey] = []
         self.client = StoreClient(
             worker=number,
+            term=term,
             workers=workers.count,
             capacity=CAPACITY,
             servers=[[address] for address in workers.addresses],
@@ -136,11 +137,14 @@ class Workers:
         servers: int = 2,
         synchronous: bool = False,
         max_staleness: int | None = None,
-        shares_memory: bool = True,
+        shares_memory: Sequence[int] = range(CAPACITY),
         timeout_s: float = 10.0,
         return_s: float = 0.0,
     ) -> None:
-        """As options of the workers; servers wait for a worker as long as they like."""
+        """As options of the workers; servers wait for a worker as long as they like.
+
+        `shares_memory`: the servers on the host of the workers that share memory.
+        """
         self.count = count
         self.synchronous = synchronous
         self.max_staleness = max_staleness
@@ -160,20 +164,20 @@ class Workers:
                     secret=_SECRET,
                     token=_TOKEN,
                     threads=1,
-                    node="here" if shares_memory else "",
+                    node="here" if number in shares_memory else "",
                     timeout_s=10.0,
                     drop_percent=0.0,
                     verbose=0,
                 )
             )
 
-    def start(self, number: int, body: Callable[[Worker], None], shares_memory: bool = True) -> int:
-        """The process of a worker; its exit code is 0 if the body ends well."""
+    def start(self, number: int, body: Callable[[Worker], None], shares_memory: bool = True, term: int = 0) -> int:
+        """The process of a worker; its exit code is 0 if the body ends well. `term`: how many had its place before."""
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                body(Worker(self, number, shares_memory))
+                body(Worker(self, number, shares_memory, term))
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -181,6 +185,14 @@ class Workers:
             finally:
                 os._exit(code)
         return pid
+
+    def lose(self, number: int, first_term: int) -> None:
+        """The servers hear that processes of a worker are dead, and from each other what these have begun."""
+        begun = [server.lost(number, first_term) for server in self.servers]
+        for place, server in enumerate(self.servers):
+            for other, of_other in enumerate(begun):
+                if other != place:
+                    server.settle(number, other, of_other)
 
     def close(self) -> None:
         """The servers end."""

@@ -182,11 +182,11 @@ def test_rounds_fail_when_a_worker_is_lost_and_nothing_else_does(way):
             require_success(pid)
 
 
-@pytest.mark.parametrize("way", ["shared", "tcp"])
-def test_a_worker_that_is_killed_comes_back_and_every_push_counts_once(way):
-    keys, (shares, _) = [("float64", 100_000)], WAYS[way]
+@pytest.mark.parametrize("shared", [(0, 1), (), (0,), (1,)], ids=["shared", "tcp", "shared with one", "and the other"])
+def test_a_worker_that_is_killed_comes_back_and_every_push_counts_once(shared):
+    keys = [("float64", 100_000), ("float64", 90)]  # of both servers, and of the second one
     most = 1_000_000  # pushes of the mortal worker, which are told apart from those of the steady one
-    stopped, back_at = 0, 1
+    stopped, back_at = 0, (1, 3)  # of each key
 
     def steady(worker):
         worker.make(keys)
@@ -195,10 +195,10 @@ def test_a_worker_that_is_killed_comes_back_and_every_push_counts_once(way):
         while not worker._workers.board[4 + stopped]:
             worker.push(*arrays(keys, most))
             own += 1
-        total = worker._workers.board[4 + back_at] + most * own
         out = arrays(keys, 0)
         worker.pull(*out)
-        require_all(out, total)
+        for value, place in zip(out, back_at, strict=True):
+            require_all([value], worker._workers.board[4 + place] + most * own)
 
     def mortal(worker, is_back):
         worker.make(keys, is_back)
@@ -211,34 +211,34 @@ def test_a_worker_that_is_killed_comes_back_and_every_push_counts_once(way):
     def last(worker):
         worker.make(keys, is_back=True)
         out = arrays(keys, 0)
-        # what it has pushed before is whole but for what it was pushing; that one it pushes now, where it is missing
         worker.push(*arrays(keys, 1))
         worker.pull(*out)
-        counted = out[0] % most
-        assert (counted == counted[0]).all()
-        worker.tell(back_at, int(counted[0]))
+        for value, place in zip(out, back_at, strict=True):
+            counted = value % most
+            assert (counted == counted[0]).all()
+            worker.tell(place, int(counted[0]))
         worker.tell(stopped, 1)
 
-    with store(2) as workers:
+    with store(2, shares_memory=shared) as workers:
         generator = random.Random(5)
-        survivor = workers.start(0, steady, shares)
+        survivor = workers.start(0, steady)
         pids = [survivor]
         with running(pids):
             completed = 0
             for life in range(8):
                 workers.board[6] = 0
-                pids.append(workers.start(1, lambda worker, life=life: mortal(worker, life > 0), shares))
+                pids.append(workers.start(1, lambda worker, life=life: mortal(worker, life > 0), term=life))
                 wait_until(lambda: workers.board[6] > 2)
                 time.sleep(generator.random() * 0.02)
                 os.kill(pids[-1], signal.SIGKILL)
                 os.waitpid(pids.pop(), 0)
                 completed += workers.board[6]
-                for server in workers.servers:
-                    server.lost(1)
-            pids.append(workers.start(1, last, shares))
+                workers.lose(1, life + 1)
+            pids.append(workers.start(1, last, term=8))
             require_success(*pids)
             # of each life, one more than it knows of may have been counted
-            assert completed + 1 <= workers.board[4 + back_at] <= completed + 8 + 1
+            for place in back_at:
+                assert completed + 1 <= workers.board[4 + place] <= completed + 8 + 1
 
 
 def test_a_worker_stopped_in_an_update_is_named():

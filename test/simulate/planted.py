@@ -124,6 +124,7 @@ SOCKETS = {
 }
 
 _ACTOR, _STORES = "kvstore/store/actor.cc", "kvstore/server/server_stores.cc"
+_DIRECT_PATH = "kvstore/worker/direct_path.cc"
 _REMOTE_SERVER, _SESSION = "kvstore/worker/remote_server.cc", "kvstore/server/session.cc"
 
 STORE: dict[str, Patch | tuple[Patch, ...]] = {
@@ -135,6 +136,15 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     ),
     "a server forgets a push that another one has begun when its worker dies": Patch(
         _SESSION, "if (push.second.is_ready && !push.second.has_begun) leave(piece, push);", ""
+    ),
+    "a push in shared memory is published first at the server that decides": Patch(
+        _DIRECT_PATH, "if (primary) staged.push_back(primary);", "if (primary) staged.insert(staged.begin(), primary);"
+    ),
+    "a server applies what a dead worker has copied although another server decides": Patch(
+        _STORES, "if (!staged->is_dead) return true;", "return actor.finish_push_of(place);"
+    ),
+    "a server drops what a dead worker has copied although another server decides": Patch(
+        _STORES, "if (!staged->is_dead) return true;", "return true;"
     ),
     "a push that comes again counts again": Patch(
         _ACTOR,

@@ -289,7 +289,8 @@ class _Server:
 
     def lost_server(self, server: int) -> None: ...
 
-    def back_server(self, server: int) -> None: ...
+    def back_server(self, server: int) -> list[tuple[int, bytes]]:
+        return []
 
     def begin_recovery(self) -> None: ...
 

@@ -42,6 +42,18 @@ void CutPushes::keep(const Pusher& pusher, uint32_t primary, uint64_t push, std:
   settle_orphans(pusher.worker);
 }
 
+void CutPushes::note_begun(const Pusher& pusher, uint64_t push) {
+  const Lock lock(mutex_);
+  Begun& begun = begun_[pusher];
+  begun.first = std::min(begun.first, push);
+  begun.last = std::max(begun.last, push);
+}
+
+CutPushes::Fate CutPushes::fate_of(const Pusher& pusher, uint32_t primary, uint64_t push) const {
+  const Lock lock(mutex_);
+  return fate(pusher, primary, push, true, true);
+}
+
 void CutPushes::give_up(const Pusher& pusher, uint64_t push) {
   const Lock lock(mutex_);
   const auto orphans = orphans_.find(pusher);
@@ -52,25 +64,26 @@ void CutPushes::give_up(const Pusher& pusher, uint64_t push) {
   settle_orphans(pusher.worker);
 }
 
-CutPushes::Fate CutPushes::fate(const Pusher& pusher, const Orphan& orphan, uint64_t push) const {
-  const auto first = first_terms_.find(pusher.worker);
-  const bool is_dead = first != first_terms_.end() && pusher.term < first->second;
-  const auto told = told_.find({pusher.worker, orphan.primary});
+CutPushes::Fate CutPushes::fate(const Pusher& pusher, uint32_t primary, uint64_t push, bool is_dead,
+                                bool is_over) const {
+  const auto told = told_.find({pusher.worker, primary});
   if (is_dead && told != told_.end() && pusher.term < told->second.first_term) {
     const auto begun = told->second.begun.find(pusher);
     return begun != told->second.begun.end() && begun->second.has(push) ? Fate::applies : Fate::drops;
   }
-  const bool can_begin = !lost_servers_.count(orphan.primary) || !(is_dead || orphan.is_given_up);
-  return can_begin ? Fate::open : Fate::drops;
+  return is_over && lost_servers_.count(primary) ? Fate::drops : Fate::open;
 }
 
 // Pushes to a key are settled in order.
 void CutPushes::settle_orphans(int worker) {
+  const auto first_term = first_terms_.find(worker);
   for (auto of = orphans_.lower_bound({worker, 0, 0, 0}); of != orphans_.end() && of->first.worker == worker;) {
     auto& pushes = of->second;
     while (!pushes.empty()) {
       const auto first = pushes.begin();
-      const Fate its = fate(of->first, first->second, first->first);
+      const Orphan& orphan = first->second;
+      const bool is_dead = first_term != first_terms_.end() && of->first.term < first_term->second;
+      const Fate its = fate(of->first, orphan.primary, first->first, is_dead, is_dead || orphan.is_given_up);
       if (its == Fate::open) break;
       if (its == Fate::applies)
         std::move(first->second.chunks.begin(), first->second.chunks.end(), std::back_inserter(applied_));
@@ -99,6 +112,17 @@ Bytes CutPushes::lose_worker(int worker, uint32_t first_term) {
   forget_older(begun_);
   forget_older(settled_);
   settle_orphans(worker);
+  return begun_before(worker, first_term);
+}
+
+std::vector<std::pair<int, Bytes>> CutPushes::begun_of_dead() const {
+  const Lock lock(mutex_);
+  std::vector<std::pair<int, Bytes>> all;
+  for (const auto& [worker, first_term] : first_terms_) all.emplace_back(worker, begun_before(worker, first_term));
+  return all;
+}
+
+Bytes CutPushes::begun_before(int worker, uint32_t first_term) const {
   Writer writer;
   writer.put(first_term);
   BegunPushes dead;

@@ -17,6 +17,24 @@
 //               dropped: the scheduler tells of the loss of the primary, and the worker is dead or has given it up.
 //
 // A server that has lost the scheduler ends.
+//
+// A worker that shares memory with all servers of the key copies its push to each of them, and then publishes the
+// copies, that of the primary last (StageRecord). States at the primary:
+//
+//     copied    begun: its worker publishes it.
+//               dropped: the server hears of the death of the worker, or of its next process, and closes the record.
+//     begun     for ever. The worker applies it, or after its death the server.
+//
+// And at each other server:
+//
+//     copied    published: its worker does so.
+//               dropped: as at the primary.
+//     published applied: its worker does so, or the server after its death if one chunk is.
+//               orphaned: its worker is dead, and no chunk is applied.
+//     orphaned  applied, dropped: as above. A server that goes on with such memory hears it from the primary when this
+//               one hears of it.
+//
+// A worker that shares memory with some servers of the key only pushes it by TCP.
 #pragma once
 
 #include <cstdint>
@@ -70,13 +88,20 @@ class CutPushes {
   void refuse(const Pusher& pusher, uint32_t primary, uint64_t push) EXCLUDES(mutex_);
   // The connection of a push that is ready has ended.
   void keep(const Pusher& pusher, uint32_t primary, uint64_t push, std::vector<LateChunk> chunks) EXCLUDES(mutex_);
+  // In memory that a process, which is dead, has shared with this server, the primary, it has begun the push.
+  void note_begun(const Pusher& pusher, uint64_t push) EXCLUDES(mutex_);
+  // The fate of a push of a dead process that is in the memory of this server, as far as it is known.
+  enum class Fate { open, applies, drops };
+  Fate fate_of(const Pusher& pusher, uint32_t primary, uint64_t push) const EXCLUDES(mutex_);
   // Its worker does not send it again, although it lives.
   void give_up(const Pusher& pusher, uint64_t push) EXCLUDES(mutex_);
 
   // The processes of this worker before `first_term` are dead. Returns for settle() at the other servers what this one
   // has begun of theirs.
   Bytes lose_worker(int worker, uint32_t first_term) EXCLUDES(mutex_);
-  // Takes the result of lose_worker() at another server.
+  // The same again of all dead workers.
+  std::vector<std::pair<int, Bytes>> begun_of_dead() const EXCLUDES(mutex_);
+  // Takes these at another server.
   void settle(int worker, int server, const Bytes& begun) EXCLUDES(mutex_);
   void lose_server(int server) EXCLUDES(mutex_);
   void return_server(int server) EXCLUDES(mutex_);
@@ -106,9 +131,9 @@ class CutPushes {
     uint32_t first_term = 0;
     BegunPushes begun;
   };
-  enum class Fate { open, applies, drops };
-
-  Fate fate(const Pusher& pusher, const Orphan& orphan, uint64_t push) const REQUIRES(mutex_);
+  Bytes begun_before(int worker, uint32_t first_term) const REQUIRES(mutex_);
+  // `is_over`: nobody sends it again.
+  Fate fate(const Pusher& pusher, uint32_t primary, uint64_t push, bool is_dead, bool is_over) const REQUIRES(mutex_);
   void settle_orphans(int worker) REQUIRES(mutex_);
   void settle_all() REQUIRES(mutex_);
 

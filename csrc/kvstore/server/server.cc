@@ -179,6 +179,7 @@ void StoreServer::require_worker(int worker) const {
 Bytes StoreServer::lost(int worker, uint32_t first_term) {
   require_worker(worker);
   shared_.stores.admit(worker, first_term);
+  shared_.stores.close_stages(worker, first_term);
   Bytes begun = shared_.stores.cut_pushes().lose_worker(worker, first_term);
   threads_[static_cast<size_t>(worker) % threads_.size()]->end_session(worker);
   shared_.stores.set_presence(worker, Presence::gone);
@@ -188,20 +189,24 @@ Bytes StoreServer::lost(int worker, uint32_t first_term) {
 
 void StoreServer::settle(int worker, int server, const Bytes& begun) {
   require_worker(worker);
-  shared_.stores.cut_pushes().settle(worker, server, begun);
-  shared_.stores.finish({});
+  shared_.stores.settle(worker, server, begun);
   look_at_all();
 }
 
 void StoreServer::lost_server(int server) {
   shared_.stores.cut_pushes().lose_server(server);
   shared_.stores.finish({});
+  shared_.stores.finish_pushes();
 }
 
-void StoreServer::back_server(int server) { shared_.stores.cut_pushes().return_server(server); }
+std::vector<std::pair<int, Bytes>> StoreServer::back_server(int server) {
+  shared_.stores.cut_pushes().return_server(server);
+  return shared_.stores.cut_pushes().begun_of_dead();
+}
 
 Bytes StoreServer::left(int worker, uint32_t first_term) {
   require_worker(worker);
+  shared_.stores.close_stages(worker, first_term);
   Bytes begun = shared_.stores.cut_pushes().lose_worker(worker, first_term);
   shared_.stores.set_presence(worker, Presence::gone);
   look_at_all();

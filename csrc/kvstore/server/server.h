@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/descriptor.h"
@@ -114,7 +115,8 @@ class StoreServer final : Connector::Owner {
   void settle(int worker, int server, const Bytes& begun);
   // Another server is gone; another one has taken its place.
   void lost_server(int server);
-  void back_server(int server);
+  // Returns by worker what that one needs to settle() pushes that it finds in the memory of the server before it.
+  std::vector<std::pair<int, Bytes>> back_server(int server);
   // A worker is done. Nobody waits for it, and its last pushes, which may still come, count, except to keys at several
   // servers. Returns the same as lost().
   Bytes left(int worker, uint32_t first_term);

@@ -45,8 +45,15 @@ class ServerStores {
   // The place of a worker has a process of this term, see WorkerPlace. False where a later one has had it already.
   bool admit(int worker, uint32_t term);
   // Applies the rest of the last pushes of dead workers, see Actor::finish_push_of, and what finish() was given.
-  // Returns false where a chunk was busy: it is to be called again.
+  // Returns false where a chunk was busy, or a push is not settled: it is to be called again.
   bool finish_pushes();
+  // The processes of this worker before `first_term` are dead: from now on nothing that they do in shared memory
+  // counts, and cut_pushes() knows what they have begun there. To be called before CutPushes::lose_worker().
+  void close_stages(int worker, uint32_t first_term);
+  // The same; and whether a push of these processes to a key at several servers is not settled.
+  bool has_orphans(int worker, uint32_t first_term);
+  // Another server has told what it has begun of these processes.
+  void settle(int worker, int server, const Bytes& begun);
   // Applies these of pushes that were begun on connections that have ended, and after them what cut_pushes() has
   // settled: now or in finish_pushes(). Those of a chunk are in order.
   void finish(std::vector<LateChunk> chunks);
@@ -108,8 +115,11 @@ class ServerStores {
   Bytes attach(int worker, const Head& question) REQUIRES(mutex_);
   void set_rule(uint32_t store, const RuleWords& rule) REQUIRES(mutex_);
   void put_rule(Actor& actor, const RuleWords& rule, bool keeps_states);
-  void count_from_term(Actor& actor, int worker) REQUIRES(mutex_);
+  void count_from_term(Actor& actor, uint32_t store, int worker) REQUIRES(mutex_);
   void finish_all() REQUIRES(mutex_);
+  void close_all_stages(int worker, uint32_t first_term) REQUIRES(mutex_);
+  bool is_unsettled(const Actor& actor, uint32_t store, int worker, uint32_t first_term) const REQUIRES(mutex_);
+  bool finish_stage(Actor& actor, uint32_t store, int worker) REQUIRES(mutex_);
   bool finish_late(int worker) REQUIRES(mutex_);
   void set_presence(Actor& actor, int worker, Presence presence);
   void set_joined(Actor& actor, uint32_t worker, int64_t number);
@@ -118,6 +128,7 @@ class ServerStores {
   void resume(Store& store, const EndedJoins& ended);
   PartWords words_of_part(uint32_t number, Part& part, int worker) const;
 
+  const uint32_t server_;
   const bool shares_memory_;
   const double timeout_s_;
   const std::shared_ptr<PartTable> table_ = std::make_shared<PartTable>();

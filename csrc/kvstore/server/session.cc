@@ -256,7 +256,7 @@ void Session::answer_question(uint32_t id, const Head& head) {
   answer.said = Said::done;
   Bytes body;
   // It asks again.
-  if (head.said == Said::attach && home_.stores().cut_pushes().has_orphans(worker_, term_)) return say(id, Said::held);
+  if (head.said == Said::attach && home_.stores().has_orphans(worker_, term_)) return say(id, Said::held);
   const Bytes question = head.body_bytes > 0 ? std::move(question_) : Bytes();
   question_ = Bytes();
   const auto error =
@@ -278,7 +278,8 @@ Actor& Session::actor_of(const Head& head) {
     auto part = home_.stores().part(head.store, head.part);
     if (!part) throw lacking("keys", home_.stores().is_recovery());
     if (static_cast<size_t>(worker_) >= part->layout().capacity()) throw failure("the store is for fewer workers");
-    actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s(), term_);
+    actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s(), term_,
+                                    Actor::Place::server);
   }
   return *actor;
 }

@@ -77,14 +77,15 @@ void throw_busy(Part& part, size_t chunk, double timeout_s) {
                                       " s: is its process stopped, by SIGSTOP or a debugger?");
 }
 
-Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term)
+Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term, Place place)
     : part_(std::move(part)),
       number_(number),
       term_(term),
+      writer_(place == Place::own ? number : part_->layout().actor_for(number)),
       timeout_s_(timeout_s),
       own_(new char[part_->layout().chunk_bytes()]),
       sum_(new char[part_->layout().chunk_bytes()]) {
-  part_->memory().reserve(part_->layout().journal_at(number), part_->layout().journal_header_bytes());
+  part_->memory().reserve(part_->layout().journal_at(writer_), part_->layout().journal_header_bytes());
   put_in_order(timeout_s);
 }
 
@@ -93,7 +94,7 @@ void Actor::put_in_order(double timeout_s) {
   std::vector<SlotPool::Open> open;
   const bool has_slots = part_->spec().is_synchronous && !is_server();
   visit_all(*part_, 0, part_->chunk_count(), timeout_s, [&](size_t chunk) {
-    const bool was_writing = part_->record(chunk).writer.load(std::memory_order_acquire) == number_ + 1;
+    const bool was_writing = part_->record(chunk).writer.load(std::memory_order_acquire) == writer_ + 1;
     if (!was_writing && !has_slots) return true;
     const HeldChunk held(*part_, chunk, number_);
     if (!held) return false;
@@ -160,7 +161,7 @@ Outcome Actor::push_at_once(size_t chunk, size_t worker, uint64_t seq, const Ele
     convert(source.values, source.dtype, own_.get(), wide(place.dtype), count_of(*ranges));
   else
     gradient = widened(place, source);
-  ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, &rule)));
+  ChunkChange change(*part_, chunk, writer_, kept(arrays_of(place, &rule)));
   if (ranges)
     apply_to(chunk, rule, *ranges, gradient, rates);
   else
@@ -197,7 +198,7 @@ Outcome Actor::deposit(size_t chunk, uint64_t seq, const Source& source, const R
   SlotRecord& record = part_->slot(number_, slot);
   record = {seq, rates.lr, rates.wd, kNoSlot, 0};
   WorkerRecord& own = part_->worker(chunk, number_);
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, writer_, 0);
   if (own.first_slot == kNoSlot)
     own.first_slot = slot;
   else
@@ -263,7 +264,7 @@ void Actor::close(size_t chunk, uint64_t seq, const Contribution* own) {
   const UpdateRule* rule = rule_of(chunk);
   const std::vector<Contribution> all = contributions(chunk, own);
   const void* total = sum_of(chunk, all);
-  ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, rule)));
+  ChunkChange change(*part_, chunk, writer_, kept(arrays_of(place, rule)));
   if (rule)
     apply(chunk, *rule, total, all.front().rates);
   else
@@ -377,7 +378,7 @@ uint32_t Actor::kept(uint32_t arrays) {
   if (!part_->memory().is_shared()) return 0;
   for (size_t i = 0; i < Layout::kArrays; ++i)
     if ((arrays & ~reserved_arrays_) >> i & 1)
-      part_->memory().reserve(part_->layout().journal_array_at(number_, i), part_->layout().chunk_bytes());
+      part_->memory().reserve(part_->layout().journal_array_at(writer_, i), part_->layout().chunk_bytes());
   reserved_arrays_ |= arrays;
   return arrays;
 }
@@ -407,7 +408,7 @@ bool Actor::assign(size_t chunk, const void* values) {
   require_term();
   const KeyChunk& place = part_->chunk(chunk);
   const bool has_master = is_half(place.dtype) && rule_of(chunk);
-  ChunkChange change(*part_, chunk, number_, kept(kValue | (has_master ? kMaster : 0)));
+  ChunkChange change(*part_, chunk, writer_, kept(kValue | (has_master ? kMaster : 0)));
   copy(part_->value(chunk), values, place.value_bytes());
   if (has_master) convert(values, place.dtype, part_->master(chunk), DType::float32, place.count);
   change.commit(0);
@@ -438,7 +439,7 @@ bool Actor::let_pass(size_t chunk, size_t worker) {
     WorkerRecord& record = part_->worker(chunk, worker);
     const uint64_t position = position_to_pass(chunk, worker);
     if (position <= record.position()) return false;
-    ChunkChange change(*part_, chunk, number_, 0);
+    ChunkChange change(*part_, chunk, writer_, 0);
     record.passed = position;
     change.commit(0);
     if (part_->spec().is_synchronous) close_all(chunk);
@@ -469,7 +470,7 @@ bool Actor::let_in(size_t chunk, size_t worker) {
   if (!held) return false;
   const uint64_t others = position_for(chunk, worker);
   WorkerRecord& record = part_->worker(chunk, worker);
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, writer_, 0);
   if (record.pushes + record.offset < others) record.offset = others - record.pushes;
   change.commit(0);
   return true;
@@ -493,7 +494,7 @@ bool Actor::count_anew(size_t chunk, size_t worker, uint32_t term) {
   if (!held) return false;
   WorkerRecord& record = part_->worker(chunk, worker);
   if (record.term >= term) return true;
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, writer_, 0);
   record.offset += std::exchange(record.pushes, 0);
   record.term = term;
   change.commit(0);
@@ -506,7 +507,7 @@ bool Actor::take_rule(size_t chunk, uint32_t rule, uint64_t num_update) {
   ChunkRecord& record = part_->record(chunk);
   const KeyChunk& place = part_->chunk(chunk);
   const std::shared_ptr<const UpdateRule> next = part_->rule(rule);
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, writer_, 0);
   record.rule = rule;
   record.updates = num_update;
   record.pending = 0;
@@ -521,7 +522,7 @@ bool Actor::take_rule(size_t chunk, uint32_t rule, uint64_t num_update) {
 bool Actor::take_numbers(size_t chunk, uint32_t rule) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, writer_, 0);
   part_->record(chunk).rule = rule;
   change.commit(0);
   return true;
@@ -540,7 +541,7 @@ bool Actor::write_array(size_t chunk, size_t array, const void* values) {
   if (!held) return false;
   require_term();
   const KeyChunk& one = part_->chunk(chunk);
-  ChunkChange change(*part_, chunk, number_, kept(1u << array));
+  ChunkChange change(*part_, chunk, writer_, kept(1u << array));
   copy(part_->array(array, chunk), values, array == 0 ? one.value_bytes() : one.wide_bytes());
   change.commit(0);
   return true;
@@ -550,7 +551,7 @@ bool Actor::set_num_update(size_t chunk, uint64_t num_update) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
   require_term();
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, writer_, 0);
   part_->record(chunk).updates = num_update;
   change.commit(0);
   return true;
@@ -646,10 +647,19 @@ std::unique_ptr<HeldStage> Actor::hold_stage() const {
                                       " s: is it stopped, by SIGSTOP or a debugger?");
 }
 
-std::unique_ptr<HeldStage> Actor::stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
-                                        const std::vector<const ElementRanges*>& ranges) {
+template <typename Next>
+void Actor::advance_stage(Next next) {
+  std::atomic<uint64_t>& word = part_->stage(number_).state;
+  StageState state = {word.load()};
+  do {
+    if (state.is_closed_to(term_)) throw expelled(number_);
+  } while (!word.compare_exchange_weak(state.word, next(state).word));
+}
+
+void Actor::stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
+                  const std::vector<const ElementRanges*>& ranges, const CutStage& cut) {
   const Layout& layout = part_->layout();
-  auto held = hold_stage();
+  const auto held = hold_stage();
   // Read before the term is checked: a later process has raised that before its pushes are counted.
   const uint64_t term = part_->worker(layout.first_chunk(piece), number_).term;
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -669,7 +679,7 @@ std::unique_ptr<HeldStage> Actor::stage(size_t piece, uint64_t seq, const Source
     staged_bytes_ = before + value_bytes;
   }
   StageRecord& record = part_->stage(number_);
-  record.version.store(record.version.load(std::memory_order_relaxed) | 1, std::memory_order_relaxed);
+  advance_stage([](const StageState& state) { return state.begun(); });
   std::atomic_thread_fence(std::memory_order_seq_cst);
   char* place = part_->stage_data(number_);
   for (const ElementRanges* const of_chunk : ranges) {
@@ -684,6 +694,9 @@ std::unique_ptr<HeldStage> Actor::stage(size_t piece, uint64_t seq, const Source
   copy(part_->stage_data(number_) + before, source.values, value_bytes);
   record.seq = seq;
   record.term = term;
+  record.push = cut.push;
+  record.process = term_;
+  record.primary = cut.primary;
   record.piece = static_cast<uint32_t>(piece);
   record.dtype = static_cast<uint32_t>(source.dtype);
   record.codes = static_cast<uint32_t>(source.quantizer.kind);
@@ -692,12 +705,41 @@ std::unique_ptr<HeldStage> Actor::stage(size_t piece, uint64_t seq, const Source
   record.value_bytes = value_bytes;
   record.lr = rates.lr;
   record.wd = rates.wd;
-  return held;
 }
 
 void Actor::publish() {
-  std::atomic<uint64_t>& version = part_->stage(number_).version;
-  version.store(version.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  advance_stage([](const StageState& state) { return state.published(); });
+}
+
+void Actor::close_stage(size_t worker, uint32_t first_term) {
+  if (worker >= part_->layout().capacity()) return;
+  std::atomic<uint64_t>& word = part_->stage(worker).state;
+  StageState state = {word.load()};
+  while (!word.compare_exchange_weak(state.word, state.closed_before(first_term).word)) {
+  }
+}
+
+// A process in the place of the one that has published it may write another one meanwhile.
+std::optional<StagedPush> Actor::staged_push_of(size_t worker) const {
+  const Layout& layout = part_->layout();
+  if (layout.stage_bytes() == 0 || worker >= layout.capacity()) return std::nullopt;
+  const StageRecord& record = part_->stage(worker);
+  const StageState state = {record.state.load()};
+  const uint32_t piece = record.piece;
+  if (!state.is_published() || piece >= part_->spec().pieces.size()) return std::nullopt;
+  StagedPush staged = {record.process,
+                       part_->spec().pieces[piece].key,
+                       {record.primary, record.push},
+                       state.is_closed_to(record.process),
+                       false};
+  for (size_t chunk = layout.first_chunk(piece); chunk < layout.first_chunk(piece + 1); ++chunk) {
+    const WorkerRecord& of_worker = part_->worker(chunk, worker);
+    staged.has_begun = staged.has_begun || (of_worker.pushes >= record.seq && of_worker.term == record.term);
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const bool is_same = StageState{record.state.load()}.version() == state.version();
+  if (!is_same || staged.cut.primary == kNoServer) return std::nullopt;
+  return staged;
 }
 
 bool Actor::finish_push_of(size_t worker) {
@@ -706,10 +748,10 @@ bool Actor::finish_push_of(size_t worker) {
   const HeldStage held(*part_, worker);
   if (!held) return false;
   const StageRecord& record = part_->stage(worker);
-  const uint64_t version = record.version.load(std::memory_order_acquire);
+  const StageState state = {record.state.load()};
   const uint32_t piece = record.piece;
   const bool has_ranges = record.ranges_before > 0;
-  if (version == 0 || version % 2 == 1 || piece >= part_->spec().pieces.size()) return true;
+  if (!state.is_published() || piece >= part_->spec().pieces.size()) return true;
   bool is_done = true;
   const size_t first = layout.first_chunk(piece), last = layout.first_chunk(piece + 1);
   size_t begin = 0, next_ranges = (last - first) * sizeof(uint32_t);
@@ -717,8 +759,9 @@ bool Actor::finish_push_of(size_t worker) {
     ElementRanges ranges;
     if (has_ranges) ranges = staged_ranges(worker, chunk - first, next_ranges);
     // A push that was refused is refused again, for each chunk: nothing of it counts.
-    error_of(
-        [&] { is_done = finish_chunk_of(worker, chunk, version, has_ranges ? &ranges : nullptr, begin) && is_done; });
+    error_of([&] {
+      is_done = finish_chunk_of(worker, chunk, state.version(), has_ranges ? &ranges : nullptr, begin) && is_done;
+    });
     begin += has_ranges ? count_of(ranges) : part_->chunk(chunk).count;
   }
   part_->ring();
@@ -759,7 +802,7 @@ bool Actor::finish_chunk_of(size_t worker, size_t chunk, uint64_t version, const
     return true;
   std::memcpy(sum_.get(), part_->stage_data(worker) + from, bytes_of(count));
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (record.version.load(std::memory_order_relaxed) != version) return true;
+  if (StageState{record.state.load()}.version() != version) return true;
   return push_at_once(chunk, worker, seq, ranges, {sum_.get(), dtype, quantizer}, rates) != Outcome::full;
 }
 
@@ -793,7 +836,7 @@ Outcome Actor::leave(size_t chunk, size_t worker, uint64_t seq, const Source& so
   const KeyChunk& place = part_->chunk(chunk);
   // until it is pending it is nobody's, so no journal has to keep what was there
   std::memcpy(part_->state(0, chunk), widened(place, source), place.wide_bytes());
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, writer_, 0);
   part_->worker(chunk, worker).pushes = seq;
   record.pending = static_cast<uint32_t>(worker) + 1;
   change.commit(0);
@@ -820,7 +863,7 @@ bool Actor::finish(size_t chunk, const void* weight) {
     if (!is_of_program(chunk) || !has_gradient(chunk)) return true;
     const KeyChunk& place = part_->chunk(chunk);
     const bool has_master = is_half(place.dtype);
-    ChunkChange change(*part_, chunk, number_, kept(has_master ? kValue | kMaster : kValue));
+    ChunkChange change(*part_, chunk, writer_, kept(has_master ? kValue | kMaster : kValue));
     if (has_master) std::memcpy(part_->master(chunk), weight, place.wide_bytes());
     store(chunk, weight);
     ChunkRecord& record = part_->record(chunk);

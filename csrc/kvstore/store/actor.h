@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,20 @@ struct Answer {
   uint64_t num_update = 0;  // of the value that did
 };
 
+// Of a push of a key at several servers that a worker has copied to the memory of each of them: see StageRecord.
+struct CutStage {
+  uint32_t primary = kNoServer;
+  uint64_t push = 0;  // of the key by this worker: more than the one before
+};
+
+// The same, as the server finds it.
+struct StagedPush {
+  uint32_t process, key;  // the term of the worker's process
+  CutStage cut;
+  bool is_dead;    // the server has closed the record to it
+  bool has_begun;  // a chunk of it was pushed here
+};
+
 enum class Outcome : uint8_t {
   applied,    // asynchronous: the value has changed; synchronous: the round is closed
   held,       // it is kept until the others have pushed
@@ -87,15 +102,19 @@ Error lacking(const std::string& what, bool is_recovery);
 // The error of a process that acts in the name of a worker when a later term of that worker has begun.
 Error expelled(uint32_t worker);
 
-// One thread at a time. Only one actor of each number may exist in all processes: a worker that comes back makes its
-// own when the process before is dead.
+// One thread at a time. Only one actor of each number and Place may exist in all processes: a worker that comes back
+// makes its own when the process before is dead.
 class Actor {
  public:
   static constexpr uint32_t kNewestTerm = ~uint32_t{0};
 
+  // Whose memory is at work: a process reaches some keys of a Part itself, and others by TCP.
+  enum class Place { own, server };
+
   // Puts in order what a process before may have left; waits for it at most `timeout_s`, then throws stalled. `term`:
   // of the process in whose name it acts, see WorkerPlace. Once a later term has begun, changes throw peer_lost.
-  Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term = kNewestTerm);
+  Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term = kNewestTerm,
+        Place place = Place::own);
 
   Part& part() { return *part_; }
   uint32_t number() const { return number_; }
@@ -118,12 +137,16 @@ class Actor {
 
   // Copies a push to a piece of an asynchronous store to the memory of the Part, before the first chunk is pushed. If
   // this process dies in between, the server applies the rest. The values of the chunks follow each other. `ranges`: of
-  // each chunk, or none: all elements. The push that was copied before must be over. From publish() on this one counts,
-  // once what was returned is gone, on the same thread. Throws stalled where a process before holds the record for
-  // long.
-  std::unique_ptr<HeldStage> stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
-                                   const std::vector<const ElementRanges*>& ranges);
+  // each chunk, or none: all elements. The push that was copied before must be over. From publish() on this one counts.
+  // Both throw peer_lost once the server has closed the record to this process. stage() throws stalled where a process
+  // before holds the record for long.
+  void stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
+             const std::vector<const ElementRanges*>& ranges, const CutStage& cut = {});
   void publish();
+  // For the server. Processes of a worker before `first_term` publish nothing from now on.
+  void close_stage(size_t worker, uint32_t first_term);
+  // For the server. The last push that a worker has copied, if it is published and one of a key at several servers.
+  std::optional<StagedPush> staged_push_of(size_t worker) const;
   // For the server. Applies the push that a dead worker has copied to the chunks that have not counted it. Returns
   // false where one of them is busy, or the worker writes another push: it is to be called again.
   bool finish_push_of(size_t worker);
@@ -182,6 +205,9 @@ class Actor {
 
   void put_in_order(double timeout_s);
   std::unique_ptr<HeldStage> hold_stage() const;
+  // Lets a process that may do so change the state of its record.
+  template <typename Next>
+  void advance_stage(Next next);
   const void* spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source);
   void apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
                 const Rates& rates);
@@ -217,6 +243,7 @@ class Actor {
 
   const std::shared_ptr<Part> part_;
   const uint32_t number_, term_;
+  const uint32_t writer_;  // as an actor of the Part: whose journal it has
   const double timeout_s_;
   std::unique_ptr<SlotPool> slots_;  // of a worker in a synchronous store
   std::unique_ptr<char[]> own_, sum_, spread_;

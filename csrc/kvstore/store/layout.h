@@ -76,9 +76,10 @@ class Layout {
 
   const PartSpec& spec() const { return spec_; }
   size_t capacity() const { return static_cast<size_t>(spec_.capacity); }
-  // Those who change chunks: workers, and then the server itself.
-  size_t actors() const { return capacity() + 1; }
+  // Those who change chunks: workers, then the server itself, and then the server in the name of each worker.
+  size_t actors() const { return 2 * capacity() + 1; }
   uint32_t actor_of_server() const { return static_cast<uint32_t>(capacity()); }
+  uint32_t actor_for(uint32_t worker) const { return actor_of_server() + 1 + worker; }
 
   const std::vector<KeyChunk>& chunks() const { return chunks_; }
   // The chunks of a piece follow each other: first(piece) up to first(piece + 1).

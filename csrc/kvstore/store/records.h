@@ -96,15 +96,42 @@ struct JournalRecord {
   // Here follow the chunk's kept record and those of its workers.
 };
 
+// The state of a StageRecord, as one word, so that exactly one of two comes first: a process publishes a push, or the
+// server closes the record to it.
+struct StageState {
+  static constexpr int kVersionBits = 44;
+  static constexpr uint64_t kVersions = uint64_t{1} << kVersionBits, kTerms = uint64_t{1} << (64 - kVersionBits);
+
+  // Odd while the record and the values are written; then 2 more than before. 0: there has been none.
+  uint64_t version() const { return word % kVersions; }
+  bool is_published() const { return version() != 0 && version() % 2 == 0; }
+  // Processes of earlier terms neither write nor publish.
+  bool is_closed_to(uint32_t term) const { return word / kVersions > term; }
+
+  StageState begun() const { return {word | 1}; }
+  StageState published() const { return {word + 1}; }
+  StageState closed_before(uint32_t first_term) const {
+    return is_closed_to(first_term) ? *this : StageState{first_term % kTerms * kVersions + version()};
+  }
+
+  uint64_t word;
+};
+
+constexpr uint32_t kNoServer = ~uint32_t{0};
+
 // A push to all chunks of a piece of an asynchronous store, copied before the first chunk is pushed. Its values are at
 // Layout::stage_at. Written by its worker; read by the server once that worker is dead.
+//
+// Of a key at several servers the worker publishes the record at one of them, the primary, after the others, and pushes
+// the first chunk after that: the push counts once the record of the primary is published.
 struct StageRecord {
   // Robust, shared by processes. Held while the record and the values are written, or read by the server: a process
   // that was only stopped, and whose place another one has taken, cannot write between.
   pthread_mutex_t mutex;
-  // Odd while the record and the values are written; then 2 more than before. 0: there has been none.
-  std::atomic<uint64_t> version;
-  uint64_t seq, term;  // of the worker's push; as WorkerRecord::term
+  std::atomic<uint64_t> state;  // a StageState
+  uint64_t seq, term;           // of the worker's push; as WorkerRecord::term
+  uint64_t push;                // of a key at several servers, as in Head
+  uint32_t process, primary;    // likewise: the term of the worker's process; the server, or kNoServer
   uint32_t piece;
   uint32_t dtype;          // of the values
   uint32_t codes;          // the kind of a Quantizer

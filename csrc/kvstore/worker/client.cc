@@ -213,6 +213,7 @@ void StoreClient::add_part(int server, uint32_t store, const PartWords& words) {
   if (const std::shared_ptr<Part> shared = shared_part(server, store, words)) {
     const auto worker = static_cast<uint32_t>(options_.remote.worker);
     part->actor = std::make_unique<Actor>(shared, worker, options_.remote.timeout_s, options_.remote.term);
+    part->is_of_process = servers_[static_cast<size_t>(server)].pid == getpid();
     for (size_t i = 0; i < pushes.size(); ++i) pushes[i] = part->actor->pushes_of(i, worker);
   }
   const Lock lock(mutex_);
@@ -320,29 +321,42 @@ void StoreClient::add(Work& work, uint32_t store, uint32_t id, const Pushed* pus
   if (pushed) ++key.pushes, ++key.begun;
   const std::shared_ptr<CutPush> cut = cut_of(own, key, pushed);
   for (const ClientPiece& piece : key.pieces) {
-    if (piece.part->actor) {
+    if (key.actor_of(piece)) {
       add_direct(work, store, key, piece, pushed, out);
       continue;
     }
     add_remote(work, store, key, piece, pushed, out);
     if (piece.count > 0) work.remote.back().cut = cut;
+    work.remote.back().is_counted_in_memory = piece.part->actor != nullptr;
   }
 }
 
-// Memory that this worker shares with a server changes on this thread, which does not wait for other servers.
 std::shared_ptr<CutPush> StoreClient::cut_of(const ClientStore& store, const ClientKey& key, const Pushed* pushed) {
   if (!pushed || store.is_synchronous()) return nullptr;
   std::vector<int> servers;
   for (const ClientPiece& piece : key.pieces) {
-    if (piece.count > 0 && piece.part->actor) return nullptr;
+    if (piece.count > 0 && key.actor_of(piece)) return nullptr;
     if (piece.count > 0) servers.push_back(piece.part->server);
   }
   return servers.size() > 1 ? std::make_shared<CutPush>(servers.front(), servers.size()) : nullptr;
 }
 
+// The primary is the server of the first piece, as by TCP, but none that ends with this worker.
+CutStage StoreClient::cut_stage_of(const ClientKey& key, const Pushed* pushed) {
+  if (!pushed) return {};
+  std::vector<int> servers;
+  for (const ClientPiece& piece : key.pieces) {
+    if (piece.count == 0 || piece.part->is_of_process) continue;
+    if (!piece.part->actor) return {};
+    servers.push_back(piece.part->server);
+  }
+  return servers.size() > 1 ? CutStage{static_cast<uint32_t>(servers.front()), key.begun} : CutStage();
+}
+
 void StoreClient::add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece,
                              const Pushed* pushed, const HostArray* out) {
   const Layout& layout = *piece.part->layout;
+  const CutStage cut = cut_stage_of(key, pushed);
   std::shared_ptr<const RemoteOperation> other_way;
   if (options_.remote.return_s > 0) {
     add_remote(work, store, key, piece, pushed, out);
@@ -357,6 +371,7 @@ void StoreClient::add_direct(Work& work, uint32_t store, const ClientKey& key, c
       item.rates = pushed->rates;
     }
     if (out) item.answer = {from(*out, begin), out->dtype};
+    item.cut = cut;
     work.direct.push_back(std::move(item));
   }
 }
@@ -427,7 +442,7 @@ void StoreClient::count_again(ClientKey& key, bool servers_have_it) {
   const auto worker = static_cast<size_t>(options_.remote.worker);
   if (!servers_have_it) --key.pushes;
   for (const ClientPiece& piece : key.pieces)
-    if (piece.part->actor && piece.count > 0)
+    if (key.actor_of(piece) && piece.count > 0)
       key.pushes = std::min(key.pushes, piece.part->actor->fewest_pushes(piece.number, worker));
 }
 
@@ -536,6 +551,7 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
   require_fitting(array, key, rows.numbers.size() * rows.elements);
   if (pushed) ++key.pushes, ++key.begun;
   const std::shared_ptr<CutPush> cut = cut_of(store_of(store), key, pushed);
+  const CutStage cut_stage = cut_stage_of(key, pushed);
   for (const ClientPiece& piece : key.pieces) {
     const auto chunks = std::make_shared<const ChunkRows>(
         rows_of_piece(*piece.part->layout, piece.number, rows.numbers, rows.elements, pushed != nullptr));
@@ -546,9 +562,10 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
       if (pushed) operation.values = from(array, 0);
       if (out) operation.out = from(array, 0);
     };
-    if (!piece.part->actor) {
+    if (!key.actor_of(piece)) {
       add_remote_rows();
       if (piece.count > 0) work.remote.back().cut = cut;
+      work.remote.back().is_counted_in_memory = piece.part->actor != nullptr;
       continue;
     }
     std::shared_ptr<const RemoteOperation> other_way;
@@ -575,6 +592,7 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
         item.rates = pushed->rates;
       }
       if (out) item.answer = {from(array, of_chunk.begin), array.dtype};
+      item.cut = cut_stage;
       work.direct.push_back(std::move(item));
     }
   }
@@ -602,17 +620,21 @@ void StoreClient::begin_visit(const std::shared_ptr<StoreHandle>& handle, const 
                               uint32_t store, uint32_t id, Said said, int64_t number, const HostArray& array,
                               OnChunk on_chunk) {
   std::vector<ClientPiece> pieces;
+  bool goes_by_tcp = false;
   std::shared_ptr<std::atomic<int64_t>> known;
   {
     const Lock lock(mutex_);
-    pieces = store_of(store).key(id).pieces;
-    known = store_of(store).key(id).num_update;
+    const ClientKey& key = store_of(store).key(id);
+    pieces = key.pieces;
+    goes_by_tcp = key.goes_by_tcp();
+    known = key.num_update;
   }
   for (const ClientPiece& piece : pieces) {
-    if (piece.part->actor) direct_.await_server(piece.part->server, interrupt_);
+    const bool is_direct = !goes_by_tcp && piece.part->actor;
+    if (is_direct) direct_.await_server(piece.part->server, interrupt_);
     const Layout& layout = *piece.part->layout;
     char* const there = static_cast<char*>(array.address) + piece.begin * size_of(array.dtype);
-    if (Actor* const actor = piece.part->actor.get()) {
+    if (Actor* const actor = is_direct ? piece.part->actor.get() : nullptr) {
       const size_t first = layout.first_chunk(piece.number), last = layout.first_chunk(piece.number + 1);
       direct_.visit(*actor, first, last, [&](size_t chunk) {
         return on_chunk(*actor, chunk, there + layout.chunks()[chunk].begin * size_of(array.dtype));

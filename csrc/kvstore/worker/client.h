@@ -164,8 +164,9 @@ class StoreClient {
   std::shared_ptr<const RemoteOperation> take_other_way(Work& work) const;
   void add_remote(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
                   const HostArray* out);
-  // Null where not several servers are to apply the push together.
+  // Of a push that several servers are to apply together: by TCP, else null; and in memory that they share.
   static std::shared_ptr<CutPush> cut_of(const ClientStore& store, const ClientKey& key, const Pushed* pushed);
+  static CutStage cut_stage_of(const ClientKey& key, const Pushed* pushed);
   void add_rows(Work& work, uint32_t store, uint32_t id, const Rows& rows, const Pushed* pushed, const HostArray* out)
       REQUIRES(mutex_);
   std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);

@@ -135,20 +135,28 @@ bool DirectPath::has_left(const DirectItem& item) {
   return left_.count(item.actor) > 0;
 }
 
-// Copies all pieces before it publishes any of them.
+// Copies all pieces before it publishes any of them, and publishes that of the primary last. Where another server has
+// taken the place of one of them, each of the others has its piece alone.
 void DirectPath::stage(const std::vector<DirectItem>& items) {
+  bool is_cut = items.front().cut.primary != kNoServer;
+  for (size_t i = 0; is_cut && i < items.size(); ++i)
+    if (i == 0 || items[i].actor != items[i - 1].actor) is_cut = !has_left(items[i]);
+  Actor* primary = nullptr;
   std::vector<Actor*> staged;
-  std::vector<std::unique_ptr<HeldStage>> held;
   for (size_t first = 0, last = 0; first < items.size(); first = last) {
     const DirectItem& item = items[first];
     const size_t piece = item.actor->part().chunk(item.chunk).piece;
     std::vector<const ElementRanges*> ranges;
     for (last = first; last < items.size() && items[last].actor == item.actor; ++last)
       if (item.ranges) ranges.push_back(items[last].ranges.get());
-    if (has_left(item)) continue;
-    held.push_back(item.actor->stage(piece, item.pushes, item.source, item.rates, ranges));
-    staged.push_back(item.actor);
+    if (!is_cut && has_left(item)) continue;
+    item.actor->stage(piece, item.pushes, item.source, item.rates, ranges, is_cut ? item.cut : CutStage());
+    if (static_cast<uint32_t>(item.server) == item.cut.primary)
+      primary = item.actor;
+    else
+      staged.push_back(item.actor);
   }
+  if (primary) staged.push_back(primary);
   for (Actor* const actor : staged) actor->publish();
 }
 

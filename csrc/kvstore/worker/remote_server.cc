@@ -230,6 +230,7 @@ void RemoteServer::take_part(const PartWords& part, uint32_t store) {
 void RemoteServer::begin_piece(const RemoteOperation& operation) {
   const auto untold = untold_.find({operation.store, operation.part, operation.piece});
   if (untold == untold_.end()) return;
+  if (operation.is_counted_in_memory) return void(untold_.erase(untold));
   const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
   const int64_t next = pushes ? operation.number : operation.number + 1;
   auto& shifts = shifts_[{operation.store, operation.part}];

@@ -68,6 +68,7 @@ struct RemoteOperation {
   int64_t number = 0;            // of this worker's pushes of the key until now, with this one; of states: which array
   uint64_t push = 0;             // of pushes: more than in those of the key before, see Head
   std::shared_ptr<CutPush> cut;  // of a push of a key at several servers
+  bool is_counted_in_memory = false;  // the worker counts on from the memory that it shares with the server
   double lr = 0, wd = 0;
   int priority = 0;  // what is higher goes first
 

@@ -350,7 +350,8 @@ def _obey(
     elif notice["role"] == SERVER and kind == "lost":
         server.lost_server(notice["number"])
     elif notice["role"] == SERVER and kind == "back":
-        server.back_server(notice["number"])
+        for worker, begun in server.back_server(notice["number"]):
+            _settle(arrival, worker, begun)
     elif notice["role"] == WORKER and kind == "left":
         _settle(arrival, notice["number"], server.left(notice["number"], notice["term"] + 1))
     elif notice["role"] == WORKER and kind == "back":

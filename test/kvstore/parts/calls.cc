@@ -89,8 +89,8 @@ EXPORTED const char* part_let_in(PartPtr* part, size_t worker) {
   });
 }
 
-EXPORTED const char* actor_new(PartPtr* part, uint32_t number, double timeout_s, Actor** actor) {
-  return text_of([&] { *actor = new Actor(*part, number, timeout_s); });
+EXPORTED const char* actor_new(PartPtr* part, uint32_t number, double timeout_s, uint32_t term, Actor** actor) {
+  return text_of([&] { *actor = new Actor(*part, number, timeout_s, term); });
 }
 EXPORTED void actor_delete(Actor* actor) { delete actor; }
 
@@ -121,11 +121,11 @@ EXPORTED uint64_t actor_fewest_pushes(Actor* actor, size_t piece, size_t worker)
   return actor->fewest_pushes(piece, worker);
 }
 
-// Keeps a push to a piece, of these rows (none: all), and pushes it to every so many of its chunks.
-// Without `publishes` only keeps it.
+// Keeps a push to a piece, of these rows (none: all), and pushes it to every so many of its chunks, 0: to none.
+// Without `publishes` only keeps it. `primary`: kNoServer, or of a push of a key at several servers.
 EXPORTED const char* actor_stage(Actor* actor, size_t piece, uint64_t seq, const char* values, int dtype, int codes,
-                                 float threshold, const int64_t* rows, size_t count, size_t elements, int publishes,
-                                 size_t every) {
+                                 float threshold, const int64_t* rows, size_t count, size_t elements, uint32_t primary,
+                                 int publishes, size_t every) {
   return text_of([&] {
     const Layout& layout = actor->part().layout();
     const Quantizer quantizer = {static_cast<Quantizer::Kind>(codes), threshold};
@@ -137,18 +137,21 @@ EXPORTED const char* actor_stage(Actor* actor, size_t piece, uint64_t seq, const
     if (count > 0) of_chunks = rows_of_piece(layout, piece, {rows, rows + count}, elements, true);
     std::vector<const ElementRanges*> ranges;
     for (const RowsOfChunk& one : of_chunks) ranges.push_back(&one.ranges);
-    auto held = actor->stage(piece, seq, source(0), {0.5, 0}, ranges);
+    actor->stage(piece, seq, source(0), {0.5, 0}, ranges, {primary, seq});
     if (!publishes) return;
     actor->publish();
-    held.reset();
     const size_t first = layout.first_chunk(piece);
-    for (size_t i = 0; first + i < layout.first_chunk(piece + 1); i += every) {
+    for (size_t i = 0; every > 0 && first + i < layout.first_chunk(piece + 1); i += every) {
       if (count == 0)
         actor->push(first + i, seq, source(layout.chunks()[first + i].begin), {0.5, 0}, nullptr);
       else
         actor->push_ranges(first + i, seq, *ranges[i], source(of_chunks[i].begin), {0.5, 0});
     }
   });
+}
+
+EXPORTED const char* actor_publish(Actor* actor) {
+  return text_of([&] { actor->publish(); });
 }
 
 EXPORTED const char* actor_finish_push_of(Actor* actor, size_t worker, int* is_done) {

@@ -11,7 +11,7 @@
 // all values from then on, unless its server came back from a snapshot. A chunk is changed as a whole. In the end each
 // push to an asynchronous store is in all chunks of a key at a server, or in none, unless that came back from a
 // snapshot; and at all servers of a key that is cut over several of them or at none, as long as no server of it has
-// died and its worker shares no memory with one. In a round each worker that was never lost has pushed once. Later
+// died. In a round each worker that was never lost has pushed once. Later
 // pushes of an expelled worker are in no value. Versions only grow. An error has a cause, and names only processes that
 // were disturbed. In the end every wait has ended.
 #include <algorithm>
@@ -887,8 +887,9 @@ class World {
     say(self, keeps ? "goes on with the memory of its workers" : "goes on from a snapshot");
     const int number = self.number, port = self.rank;
     if (self.is_lost || is_scheduler_dead_) return;
-    tell_all(false, true, [number](Process& to) {
-      if (to.server && to.number != number) to.server->back_server(number);
+    tell_all(false, true, [this, number](Process& to) {
+      if (!to.server || to.number == number) return;
+      for (const auto& [worker, begun] : to.server->back_server(number)) tell_begun(to, worker, begun);
     });
     tell_all(true, false, [this, number, port, keeps](Process& to) {
       if (!to.client) return;
@@ -1072,14 +1073,12 @@ class World {
       }
   }
 
-  // Each push by TCP is at all servers of a key, or at none.
+  // Each push is at all servers of a key, or at none.
   void require_at_all_servers(const StoreKey& key) {
     if (draw_.is_synchronous || is_scheduler_dead_) return;
     std::map<int, std::vector<int>> digits;
-    bool shares_memory = false;
     for (const StoreKey::Piece& piece : key.pieces) {
       Process& server = *of_place(false, piece.server);
-      shares_memory = shares_memory || is_shared(server);
       if (server.term > 0 || server.is_lost || !runs(server) || !server.server) return;
       const PartTable::Place place = server.server->stores().table()->find(0, key.id);
       if (!place.part) return;
@@ -1089,8 +1088,7 @@ class World {
     }
     for (const auto& [server, found] : digits)
       for (size_t slot = 0; slot < std::min(found.size(), digits.begin()->second.size()); ++slot)
-        if (found[slot] != digits.begin()->second[slot] &&
-            !(shares_memory && is_shared(process(pushes_[slots_[key.id][slot]].rank))))
+        if (found[slot] != digits.begin()->second[slot])
           story_.find(name_of_push(key.id, slot) + " is at some of its servers only");
   }
 
