@@ -74,6 +74,22 @@ def ddp_buffers():
     return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def ddp_static_graph():
+    from torch.utils.checkpoint import checkpoint
+
+    class Recomputing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.unused = make_model(), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return checkpoint(self.layers, x, use_reentrant=False)
+
+    torch.manual_seed(0)
+    model = DDP(Recomputing(), static_graph=True)
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def fp16_hook():
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -273,6 +289,53 @@ def checkpoint():
     return sum(one.double().sum().item() for one in expected)
 
 
+def checkpoint_beside_training():
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    expected = [p.full_tensor().clone() for p in model.parameters()]
+    # The thread that saves has a group of its own, since it calls operations while the script does.
+    saved, folder = dist.new_group(), f"{FOLDER}/beside-{dist.get_backend()}"
+    saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id=folder, process_group=saved)
+    loss = train(model, optimizer)
+    saving.result()
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    for got, want in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(got.full_tensor(), want)
+    return loss
+
+
+def collectives_that_are_differentiated():
+    import torch.distributed.nn.functional as of_autograd
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = {"group": dist.group.WORLD}  # the default is the group of the time when the module was imported
+    found = []
+    for call in (
+        lambda x: of_autograd.all_reduce(x, **world),
+        lambda x: of_autograd.all_gather(x, **world),
+        lambda x: of_autograd.reduce_scatter(torch.empty(2), list(x.chunk(size)), **world),
+        lambda x: of_autograd.all_to_all([torch.empty(2) for _ in range(size)], list(x.chunk(size)), **world),
+        lambda x: of_autograd.all_to_all_single(torch.empty_like(x), x, **world),
+        lambda x: of_autograd.broadcast(x, size - 1, **world),
+        lambda x: of_autograd.gather(x, 0, **world),
+        lambda x: of_autograd.scatter(list(x.chunk(size)), 0, **world),
+        lambda x: of_autograd.reduce(x, 0, **world),
+    ):
+        inputs = (torch.arange(2.0 * size) + 10 * rank).requires_grad_()
+        outputs = call(inputs)
+        tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        # Not (one.sum() * ...): gloo reads behind a gradient that is expanded.
+        sum((one * (i + 2) * (rank + 1)).sum() for i, one in enumerate(tensors)).backward()
+        found.append(inputs.grad.tolist())
+    return found
+
+
 def pipeline():
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
@@ -326,6 +389,7 @@ ALL = (
         ddp_accumulate,
         ddp_unused,
         ddp_buffers,
+        ddp_static_graph,
         fp16_hook,
         builtin_hooks,
         power_sgd,
@@ -340,7 +404,8 @@ ALL = (
         fsdp2_of_16_bits,
         hsdp,
     ),
-    *(tensor_parallel, dtensor, checkpoint, pipeline, pipeline_of_several_stages, compiled),
+    *(tensor_parallel, dtensor, checkpoint, checkpoint_beside_training, collectives_that_are_differentiated),
+    *(pipeline, pipeline_of_several_stages, compiled),
 )
 
 

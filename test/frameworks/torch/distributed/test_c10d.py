@@ -33,6 +33,7 @@ c10d_calls = on_demand("c10d_calls")
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 240
+LIMIT_OF_TORCHS_TESTS_S = 900
 
 
 @contextlib.contextmanager
@@ -51,11 +52,11 @@ def default_group(timeout_s=60):
         gc.collect()
 
 
-def run(launcher, script, *arguments, **variables):
+def run(launcher, script, *arguments, limit_s=LIMIT_S, **variables):
     """Returns the output of a job of ranks."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore", **variables}
     command = [*launcher, str(HERE / script), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, timeout=LIMIT_S, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, timeout=limit_s, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -103,6 +104,12 @@ def test_every_call_that_is_checked_is_right_with_gloo():
 @pytest.mark.slow
 def test_trainings_have_the_loss_that_they_have_with_gloo(tmp_path):
     assert run(torchrun(2), "c10d_trainings.py", tmp_path).count("trainings are the same") == 2
+
+
+@pytest.mark.slow
+def test_torchs_own_tests_of_a_backend_pass_on_three_ranks():
+    printed = run([sys.executable], "tests_of_torch.py", "ringtrain", 3, limit_s=LIMIT_OF_TORCHS_TESTS_S)
+    assert printed.count("\npassed ") > 80, printed
 
 
 @pytest.mark.slow
