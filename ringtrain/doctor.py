@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -606,7 +607,7 @@ def _algorithms_as_table(ranks_of_hosts: Sequence[int], rows: Sequence[Data]) ->
     if not rows:
         lines.append("one rank has nothing to send: every operation is a copy")
     width = max((len(row["operation"]) for row in rows), default=0)
-    for row, next_row in zip(rows, [*rows[1:], None], strict=True):
+    for row, next_row in itertools.zip_longest(rows, rows[1:]):
         lines.append(f"{row['operation']:<{width}}  {_size_text(row['from_bytes']):>13}  {row['algorithm']}")
         is_said_below = next_row and all(row[key] == next_row[key] for key in ("operation", "options"))
         if row["options"] and not is_said_below:

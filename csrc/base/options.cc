@@ -64,9 +64,9 @@ const std::vector<Entry>& entries() {
       number(&Options::ring_chunk_kb, "ring_chunk_kb", 1, 65536,
              "Largest message of the ring between nodes, in kilobytes; from 64 on most MPIs ask the receiver first "
              "over TCP, and the answer waits behind other data."),
-      number(
-          &Options::ring_from_kb, "ring_from_kb", 0, 1 << 20,
-          "Reductions between nodes go round the ring from this many kilobytes on, and by recursive doubling below."),
+      number(&Options::ring_from_kb, "ring_from_kb", 0, 1 << 20,
+             "Reductions between nodes go round the ring from this many kilobytes on, and by recursive doubling, or "
+             "halving, below."),
       choice(&Options::network, "network", {"auto", "mpi", "sockets"},
              "Network between nodes: auto takes MPI where its launcher has started the job, and else TCP "
              "sockets, which need none."),

@@ -234,7 +234,7 @@ def test_reducescatters_that_travel_together_on_the_ring():
     check_reducescatters_together()
 
 
-@pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+@pytest.mark.ranks(2, 3, 5, env={"RINGTRAIN_SHARED_MEMORY": "off"})
 def test_reducescatters_that_travel_together_without_shared_memory():
     check_reducescatters_together()
 

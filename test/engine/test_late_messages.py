@@ -44,7 +44,7 @@ CASES = {
     "alltoall": Case(lambda count: hvd.alltoall(own(count), name="x"), 300 * KB),
     "broadcast by the tree": Case(lambda count: hvd.broadcast_(own(count), 2, name="x"), 5 * KB),
     "broadcast by the chain": Case(lambda count: hvd.broadcast_(own(count), 2, name="x"), 300 * KB),
-    "reducescatter by doubling": Case(lambda count: hvd.reducescatter(own(count), name="x"), 20 * KB),
+    "reducescatter by halving": Case(lambda count: hvd.reducescatter(own(count), name="x"), 20 * KB),
     "reducescatter by the ring": Case(lambda count: hvd.reducescatter(own(count), name="x"), 300 * KB),
     "reducescatters together": Case(lambda count: hvd.grouped_reducescatter([own(count), own(3)], name="x"), 20 * KB),
     "adasum": Case(lambda count: hvd.allreduce(own(count), op=hvd.Adasum, name="x"), 300 * KB),

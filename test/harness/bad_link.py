@@ -1,6 +1,6 @@
-"""A bad cable between two ports: frames that come in at one go out at the other, late, or not at all.
+"""A bad cable between ports: frames that come in at one go out where their receiver is, late, or not at all.
 
-    python bad_link.py PORT PORT SECONDS PROBABILITY
+    python bad_link.py SECONDS PROBABILITY PORT PORT ...
 
 The kernel of a small machine often lacks netem, which would do the same.
 """
@@ -16,6 +16,7 @@ import time
 _ALL_PROTOCOLS = 3
 _SOL_PACKET, _PACKET_VNET_HDR, _OUTGOING = 263, 15, 4
 _LONGEST = 1 << 17
+_RECEIVER, _SENDER = slice(10, 16), slice(16, 22)  # of a frame, behind what open_port() adds
 
 
 def open_port(name: str) -> socket.socket:
@@ -27,8 +28,9 @@ def open_port(name: str) -> socket.socket:
     return port
 
 
-def main(first: str, second: str, delay_s: float, loss: float) -> None:
-    ports = [open_port(first), open_port(second)]
+def main(delay_s: float, loss: float, names: list[str]) -> None:
+    ports = [open_port(name) for name in names]
+    places: dict[bytes, socket.socket] = {}
     words, numbers = random.Random(1), itertools.count()
     waiting: list[tuple[float, int, socket.socket, bytes]] = []
     print("ready", flush=True)
@@ -41,9 +43,11 @@ def main(first: str, second: str, delay_s: float, loss: float) -> None:
         for port in select.select(ports, [], [], longest)[0]:
             frame, (_, _, kind, *_) = port.recvfrom(_LONGEST)
             if kind != _OUTGOING and words.random() >= loss:
-                other = ports[1 - ports.index(port)]
-                heapq.heappush(waiting, (time.monotonic() + delay_s, next(numbers), other, frame))
+                places[frame[_SENDER]] = port
+                known = places.get(frame[_RECEIVER])
+                for other in [known] if known else [one for one in ports if one is not port]:
+                    heapq.heappush(waiting, (time.monotonic() + delay_s, next(numbers), other, frame))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4]))
+    main(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

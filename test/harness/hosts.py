@@ -81,11 +81,12 @@ class SimulatedHosts:
 
     @contextlib.contextmanager
     def bad_cable(self, delay_s: float = 0, loss: float = 0) -> Iterator[None]:
-        """Between the first two hosts, in place of the switch: frames are late, or get lost by this probability."""
-        for port in ("port0", "port1"):
+        """Between the hosts, in place of the switch: frames are late, or get lost by this probability."""
+        ports = [f"port{index}" for index in range(len(self.names))]
+        for port in ports:
             _run("ip", "-n", self._switch, "link", "set", port, "nomaster")
         program = [sys.executable, str(Path(__file__).with_name("bad_link.py"))]
-        command = ["ip", "netns", "exec", self._switch, *program, "port0", "port1", str(delay_s), str(loss)]
+        command = ["ip", "netns", "exec", self._switch, *program, str(delay_s), str(loss), *ports]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as cable:
             try:
                 assert cable.stdout is not None and cable.stdout.readline() == "ready\n"

@@ -380,6 +380,7 @@ def test_the_algorithms_of_several_hosts_depend_on_the_ranks_of_each() -> None:
     assert choices("1,1")["allgather"] == [(0, "recursive doubling"), (64 * 1024, "ring")]
     even, uneven = choices("2,2"), choices("2,1")
     assert even["allgather"][1] == (2 * 64 * 1024, "shared memory in each host; between hosts: ring")
+    assert even["reducescatter"][0] == (0, "shared memory in each host; between hosts: recursive halving")
     assert uneven["allgather"][1] == (64 * 1024, "ring")
     assert [size for size, _ in even["alltoall"]] == [0, 16 * 1024] and len(uneven["alltoall"]) == 1
     assert even["allreduce"][-1] == (
@@ -406,6 +407,14 @@ def test_under_a_launcher_the_algorithms_are_those_of_the_job() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].endswith("3 ranks on 1 host: 3") and done.stdout.count("ranks on") == 1
+
+
+def test_the_table_of_one_rank_says_that_it_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--algorithms=1"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "1 rank on 1 host: 1",
+        "one rank has nothing to send: every operation is a copy",
+    ]
 
 
 @pytest.mark.parametrize("ranks", ["0", "2,", "-1", "two"])

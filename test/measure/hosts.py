@@ -1,4 +1,4 @@
-"""Run a command on the first of several simulated hosts with links of a given rate, so that anyone can measure there.
+"""Run a command on the first of several simulated hosts with links of a given rate and delay: anyone can measure there.
 
 In test/:
 
@@ -10,6 +10,7 @@ test/harness/hosts.py.
 """
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,10 +23,14 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of each host (default: %(default)s)")
     parser.add_argument("--rate", metavar="RATE", help="of each host's link, as tc writes it, such as 1gbit")
+    parser.add_argument("--delay-ms", type=float, default=0, metavar="X", help="of each message, one way")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="behind --")
     arguments = parser.parse_args()
     try:
-        with simulated_hosts(arguments.hosts, arguments.rate) as hosts:
+        with contextlib.ExitStack() as stack:
+            hosts = stack.enter_context(simulated_hosts(arguments.hosts, arguments.rate))
+            if arguments.delay_ms:
+                stack.enter_context(hosts.bad_cable(arguments.delay_ms / 1000))
             slots = ",".join(f"{name}:{arguments.ranks}" for name in hosts.names)
             command = [word.replace("{hosts}", slots) for word in arguments.command]
             environment = {**os.environ, **hosts.environment}

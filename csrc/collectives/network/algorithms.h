@@ -1,5 +1,5 @@
 // The algorithms of a NetworkGroup that take no Pipeline (see pipeline.h): doubling.cc has the first one, with its
-// essay, and tree.cc the others.
+// essay, and tree.cc the others, each with its source.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,11 @@ size_t chain_slots_bytes(size_t chunk_bytes);
 // As Group::allgather, in log2(n) steps, each with twice as much as the one before.
 void allgather_by_doubling(Endpoint& peers, const void* source, void* destination, const Counts& bytes,
                            Scratch& gathered);
+
+// As Group::reduce_scatter, in log2(n) steps, each with half as much as the one before. A message has at most
+// `chunk_bytes`.
+void reduce_scatter_by_halving(Endpoint& peers, const Reduction& reduction, const Group::Scattering& array,
+                               size_t chunk_bytes, const DoublingMemory& memory);
 
 // Every rank hears from 1, 2, 4, .. ranks before it. `token`: for a byte each way.
 void barrier_by_dissemination(Endpoint& peers, Scratch& token);

@@ -85,10 +85,10 @@ const char* const NetworkGroup::of_16_bit_floats = " of 16-bit floats";
 
 AlgorithmChoices NetworkGroup::choices(const std::string& algorithm, const Tuning& tuning, size_t size, DType wire) {
   const Ways ways = Ways::of(algorithm);
-  const auto name = [&](Way way) -> std::string {
+  const auto name = [&](const std::string& operation, Way way) -> std::string {
     const std::string measured = algorithm == "measured" ? ", or that of MPI if it was faster at the start" : "";
     if (way == Way::library) return "that of MPI; a ring for what MPI cannot reduce";
-    if (way == Way::doubling) return "recursive doubling" + measured;
+    if (way == Way::doubling) return (operation == "allreduce" ? "recursive doubling" : "recursive halving") + measured;
     return "ring" + measured;
   };
   const std::string options = "allreduce_algorithm, ring_from_kb, ring_chunk_kb";
@@ -98,8 +98,8 @@ AlgorithmChoices NetworkGroup::choices(const std::string& algorithm, const Tunin
   AlgorithmChoices all;
   for (const std::string operation : {"allreduce", "reducescatter"}) {
     const bool may_be_narrow = operation == "allreduce" && ways.large == Way::ring;
-    if (large > 0) all.push_back({operation, 0, name(ways.small), options});
-    all.push_back({operation, large, name(ways.large) + (may_be_narrow ? travels : ""),
+    if (large > 0) all.push_back({operation, 0, name(operation, ways.small), options});
+    all.push_back({operation, large, name(operation, ways.large) + (may_be_narrow ? travels : ""),
                    options + (may_be_narrow ? ", wire_format" : "")});
     if (ways.large == Way::ring) all.push_back({operation + of_16_bit_floats, large, exchange, options});
   }
@@ -185,8 +185,11 @@ void NetworkGroup::reduce_scatter(const Reduction& reduction, const void* source
                                   const Counts& counts) {
   const size_t total = total_of(counts), element = size_of(reduction.dtype);
   if (total == 0) return;
-  char* whole = whole_.get(total * element);
   const Way way = way_for(reduction, total);
+  if (way == Way::doubling)
+    return reduce_scatter_by_halving(peers_, reduction, {source, destination, counts}, tuning_.ring_chunk_bytes,
+                                     {mine_, theirs_});
+  char* whole = whole_.get(total * element);
   if (way == Way::ring)
     run_ring(Phases::reduce_scatter, reduction, {{static_cast<const char*>(source), whole, counts}});
   else

@@ -138,6 +138,52 @@ void allgather_by_doubling(Endpoint& peers, const void* source, void* destinatio
   copy(static_cast<char*>(destination) + before, all, behind);
 }
 
+// An allgather by doubling that runs backwards, and adds. A rank has a place for each slice: first its own one, then
+// that of the next rank, and so on. Of 2 d slices it sends the second d, which are the first ones of the d-th next
+// rank, and adds what comes to its own first d. So each slice is summed along a binomial tree to its owner, and what
+// two ranks have for each other in the trees of all slices is one message.
+//
+// Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", 2025, where the memory
+// for sums has no limit.
+void reduce_scatter_by_halving(Endpoint& peers, const Reduction& reduction, const Group::Scattering& array,
+                               size_t chunk_bytes, const DoublingMemory& memory) {
+  const int size = peers.size(), rank = peers.rank();
+  const auto own = static_cast<size_t>(rank);
+  const bool is_wide = is_half(reduction.dtype);
+  const Reduction partial = {is_wide ? DType::float32 : reduction.dtype, reduction.reduce};
+  const size_t given = size_of(reduction.dtype), element = size_of(partial.dtype);
+  const size_t total = total_of(array.counts), before = offsets_of(array.counts)[own];
+  Counts begins = {0};  // of the slices from that of this rank on, and the end
+  for (int i = 0; i < size; ++i) begins.push_back(begins.back() + array.counts[peers.wrap(rank + i)]);
+
+  char *mine = memory.mine.get(total * element), *theirs = memory.theirs.get(total * element);
+  const char* source = static_cast<const char*>(array.source);
+  const auto take = [&](size_t place, const char* from, size_t count) {
+    if (is_wide)
+      widen(reduction.dtype, reinterpret_cast<float*>(mine) + place, from, count);
+    else
+      copy(mine + place * element, from, count * element);
+  };
+  take(0, source + before * given, total - before);
+  take(total - before, source, before);
+
+  int distance = 1;
+  while (2 * distance < size) distance *= 2;
+  for (; distance > 0; distance /= 2) {
+    const int ranks = std::min(distance, size - distance);
+    const size_t begin = begins[distance], sent = begins[distance + ranks] - begin, count = begins[ranks];
+    exchange(peers, {mine + begin * element, sent * element, peers.wrap(rank + distance)},
+             {theirs, count * element, peers.wrap(rank - distance)}, chunk_bytes);
+    const void* sources[] = {mine, theirs};
+    void* sum = mine;
+    if (count > 0) reduce(partial, &sum, 1, sources, 2, count);
+  }
+  if (is_wide)
+    narrow(reduction.dtype, reduction.scale, array.destination, reinterpret_cast<float*>(mine), array.counts[own]);
+  else
+    scale(reduction.dtype, reduction.scale, array.destination, mine, array.counts[own]);
+}
+
 void barrier_by_dissemination(Endpoint& peers, Scratch& token) {
   char* bytes = token.get(2);
   for (int distance = 1; distance < peers.size(); distance *= 2)
