@@ -76,6 +76,39 @@ struct BFloat16 {
 template <class Codec>
 constexpr size_t kLanes = kWidth / sizeof(typename Codec::Number);
 
+// Two vectors at a time. Those of bfloat16 hold the elements of even and of odd numbers, which needs no shuffle.
+
+using Words = VectorOf<uint32_t>::Type;
+
+template <class Codec>
+RINGTRAIN_INLINE void load_two(const typename Codec::Stored* from, typename Codec::Vector* to) {
+  if constexpr (std::is_same_v<Codec, BFloat16>) {
+    const auto both = *reinterpret_cast<const typename VectorOf<uint32_t>::Anywhere*>(from);
+    to[0] = reinterpret_cast<Floats>(both << 16);
+    to[1] = reinterpret_cast<Floats>(both & 0xffff0000u);
+  } else {
+    to[0] = Codec::load(from);
+    to[1] = Codec::load(from + kLanes<Codec>);
+  }
+}
+
+// The bits of a bfloat16 are the high half; the quiet NaN that comes in has no low bits, so rounding leaves it alone.
+RINGTRAIN_INLINE Words rounded_to_bfloat16(Floats value) {
+  const Words bits = reinterpret_cast<Words>(value);
+  return bits + 0x7fffu + ((bits >> 16) & 1u);
+}
+
+template <class Codec>
+RINGTRAIN_INLINE void store_two(typename Codec::Stored* to, const typename Codec::Vector* values) {
+  if constexpr (std::is_same_v<Codec, BFloat16>) {
+    *reinterpret_cast<typename VectorOf<uint32_t>::Anywhere*>(to) =
+        (rounded_to_bfloat16(values[0]) >> 16) | (rounded_to_bfloat16(values[1]) & 0xffff0000u);
+  } else {
+    Codec::store(to, values[0]);
+    Codec::store(to + kLanes<Codec>, values[1]);
+  }
+}
+
 template <class Codec>
 RINGTRAIN_INLINE typename Codec::Vector load_some(const typename Codec::Stored* from, size_t count) {
   typename Codec::Stored padded[kLanes<Codec>] = {};
@@ -149,13 +182,17 @@ template <class Codec, class Operator, int kSources>
 struct Loop {
   using Stored = typename Codec::Stored;
   using Vector = typename Codec::Vector;
+  static constexpr size_t kStep = kLanes<Codec>;
+  // Vectors at a time: a loop over the addresses of the sources is paid for by more of them.
+  static constexpr int kVectors = kSources ? 2 : 4;
 
-  RINGTRAIN_INLINE Vector combine(const Stored* const* sources, int source_count, size_t i) {
-    Vector result = Codec::load(sources[0] + i);
+  RINGTRAIN_INLINE void combine(const Stored* const* sources, int source_count, size_t i, Vector* results) {
+    for (int at = 0; at < kVectors; at += 2) load_two<Codec>(sources[0] + i + at * kStep, results + at);
     for (int source = 1; source < (kSources ? kSources : source_count); ++source) {
-      result = Operator::combine(result, Codec::load(sources[source] + i));
+      Vector more[kVectors];
+      for (int at = 0; at < kVectors; at += 2) load_two<Codec>(sources[source] + i + at * kStep, more + at);
+      for (int at = 0; at < kVectors; ++at) results[at] = Operator::combine(results[at], more[at]);
     }
-    return result;
   }
 
   RINGTRAIN_INLINE Vector combine_some(const Stored* const* sources, int source_count, size_t i, size_t some) {
@@ -167,7 +204,6 @@ struct Loop {
   }
 
   RINGTRAIN_TARGET static void run(double scale, const Arrays& arrays) {
-    constexpr size_t kStep = kLanes<Codec>;
     const Vector factor = splat<Vector>(static_cast<typename Codec::Number>(scale));
     const Stored* fixed_sources[kSources ? kSources : 1];  // a copy that no store can reach stays in registers
     for (int source = 0; source < kSources; ++source) {
@@ -179,13 +215,13 @@ struct Loop {
     const size_t count = arrays.count;
 
     size_t i = 0;
-    for (; i + 2 * kStep <= count; i += 2 * kStep) {
-      const Vector low = finish<Codec>(combine(sources, source_count, i), factor);
-      const Vector high = finish<Codec>(combine(sources, source_count, i + kStep), factor);
-      for (int destination = 0; destination < destination_count; ++destination) {
-        Codec::store(destinations[destination] + i, low);
-        Codec::store(destinations[destination] + i + kStep, high);
-      }
+    for (; i + kVectors * kStep <= count; i += kVectors * kStep) {
+      Vector results[kVectors];
+      combine(sources, source_count, i, results);
+      for (Vector& result : results) result = finish<Codec>(result, factor);
+      for (int destination = 0; destination < destination_count; ++destination)
+        for (int at = 0; at < kVectors; at += 2)
+          store_two<Codec>(destinations[destination] + i + at * kStep, results + at);
     }
     while (i < count) {
       const size_t some = count - i < kStep ? count - i : kStep;
@@ -207,6 +243,14 @@ void sum_floats(double scale, const Arrays& arrays) {
       return Loop<Codec, Sum, 3>::run(scale, arrays);
     case 4:
       return Loop<Codec, Sum, 4>::run(scale, arrays);
+    case 5:
+      return Loop<Codec, Sum, 5>::run(scale, arrays);
+    case 6:
+      return Loop<Codec, Sum, 6>::run(scale, arrays);
+    case 7:
+      return Loop<Codec, Sum, 7>::run(scale, arrays);
+    case 8:
+      return Loop<Codec, Sum, 8>::run(scale, arrays);
     default:
       return Loop<Codec, Sum, 0>::run(scale, arrays);
   }

@@ -75,7 +75,7 @@ def test_sums_of_16_bit_floats_are_rounded_once_to_nearest_even(simd):
     random = np.random.default_rng(7)
     for dtype, nan in HALVES.items():
         every = every_half(dtype)
-        for sources in (2, 3, 4, 5):
+        for sources in (2, 3, 4, 5, 8, 9):
             arrays = [every, *(random.permutation(every) for _ in range(sources - 1))]
             with np.errstate(all="ignore"):
                 total = arrays[0].astype(np.float32)
@@ -104,22 +104,27 @@ def test_sums_between_two_16_bit_floats_are_rounded_to_nearest_even(simd):
 
 @pytest.mark.ranks(1, initialised=False)
 @pytest.mark.parametrize("simd", SIMD)
-def test_float32_sums_at_every_length_and_alignment(simd):
+def test_sums_of_floats_at_every_length_and_alignment(simd):
     use(simd)
     random = np.random.default_rng(8)
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-42, -1e-42, 3e38], np.float32)
-    for count in [*range(70), 1000, 1023]:
-        for sources in (1, 2, 3, 4, 7):
-            memory = random.standard_normal((sources, count + 3)).astype(np.float32)
-            is_special = random.random(memory.shape) < 0.1
-            memory[is_special] = random.choice(special, is_special.sum())
-            arrays = [row[source % 4 :][:count] for source, row in enumerate(memory)]
-            with np.errstate(all="ignore"):
-                expected = arrays[0].copy()
-                for array in arrays[1:]:
-                    expected += array
-            expected.view(np.uint32)[np.isnan(expected)] = 0x7FC00000
-            require_equal(summed(*arrays).view(np.uint32), expected.view(np.uint32))
+    for dtype, bits, nan in [
+        (np.float32, np.uint32, 0x7FC00000),
+        *((of, np.uint16, its) for of, its in HALVES.items()),
+    ]:
+        for count in [*range(70), 127, 128, 129, 1000, 1023]:
+            for sources in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12):
+                memory = random.standard_normal((sources, count + 3)).astype(np.float32)
+                is_special = random.random(memory.shape) < 0.1
+                memory[is_special] = random.choice(special, is_special.sum())
+                with np.errstate(all="ignore"):
+                    arrays = [row[source % 4 :][:count] for source, row in enumerate(memory.astype(dtype))]
+                    total = arrays[0].astype(np.float32)
+                    for array in arrays[1:]:
+                        total += array
+                    expected = total.astype(dtype)
+                expected.view(bits)[np.isnan(expected)] = nan
+                require_equal(summed(*arrays).view(bits), expected.view(bits))
     hvd.shutdown()
 
 
