@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "coordination/plan.h"
+#include "coordination/wire.h"
 
 namespace ringtrain {
 namespace {
@@ -66,6 +67,7 @@ void Coordinator::begin_round(const News& news) {
   take_in(news.fresh, news.now);
   reannounce_overdue(news.now);
   is_leaving_ = news.is_leaving;
+  has_plans_of_world_ = news.has_plans_of_world;
   if (!news.whereabouts.empty()) whereabouts_ = news.whereabouts;
   blockage_of_round_ = can_be_blocked(news.now) ? news.blockage : 0;
   if (is_blockage(blockage_of_round_)) told_blockage_ = blockage_of_round_;
@@ -88,23 +90,30 @@ Round* Coordinator::finish_round(double deadline) {
 
 // Unless something is to be settled, the round is over.
 bool Coordinator::take_bits(double deadline) {
-  if (!channel_.finish_and(words_, deadline)) return false;
+  const std::optional<Reach> reach =
+      channel_.finish_and_somewhere(words_, deadline, [this](const Words& row) { return may_end_on_node(row); });
+  if (!reach) return false;
   stage_ = Stage::none;
+  round_.reach = *reach;
+  const bool is_of_world = *reach == Reach::world;
   const uint64_t flags = words_.back();
   words_.pop_back();
-  lateness_.hear(words_);
+  if (channel_.ends_on_nodes()) use_what_was_used_on_nodes(words_);
+  lateness_.hear(words_, *reach);
+  if (!is_of_world) keep_what_is_of_node(words_);
   uint64_t common = 0;
   int last = -1;
   for_each_bit(words_, [&](int slot) {
-    cache_.use(slot);
+    if (is_of_world) cache_.use(slot);
     ready_.drop(slot);
     last = slot;
     ++common;
   });
   ++rounds_;
+  rounds_on_node_ += !is_of_world;
   agreed_by_bit_ += common;
-  are_all_blocked_ = (flags & kBlocked) && common == 0;
-  if ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_) {
+  are_all_blocked_ = is_of_world && (flags & kBlocked) && common == 0;
+  if (!is_of_world || ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_)) {
     plan(words_);
     if (common == 1) take_values(last);
     if (!round_.values.empty()) ++came_with_values_;
@@ -185,17 +194,70 @@ bool Coordinator::is_always_ready(int slot) const {
   return membership_.has_joined(operation.process_set, channel_.rank()) && Ledger::can_join(operation);
 }
 
-void Coordinator::make_own_words(double now) {
-  if (!always_ready_) {
-    always_ready_.emplace(words_for(static_cast<size_t>(cache_.slot_count())), 0);
-    for (int slot = 0; slot < cache_.slot_count(); ++slot)
-      if (is_always_ready(slot)) set_bit(*always_ready_, static_cast<size_t>(slot));
+// An operation of a set in which ranks have joined is agreed on by all ranks: the Ledger counts its progress.
+void Coordinator::find_sorts() {
+  const Words none(words_for(static_cast<size_t>(cache_.slot_count())), 0);
+  sorts_ = {none, none, none};
+  used_on_node_.resize(none.size());
+  const int own_node = channel_.node_of(channel_.rank());
+  for (int slot = 0; slot < cache_.slot_count(); ++slot) {
+    const auto bit = static_cast<size_t>(slot);
+    if (is_always_ready(slot)) set_bit(sorts_->always_ready, bit);
+    if (!channel_.ends_on_nodes() || !cache_.has(slot)) continue;
+    const Operation& operation = cache_.at(slot)->operation;
+    bool is_here = false, is_elsewhere = false;
+    const std::vector<int> participants = participants_of(operation);
+    for (const int rank :
+         is_of_participants(operation.kind) ? participants : membership_.ranks(operation.process_set)) {
+      (channel_.node_of(rank) == own_node ? is_here : is_elsewhere) = true;
+      if (is_here && is_elsewhere) break;
+    }
+    const bool is_of_node = !is_elsewhere && membership_.joined(operation.process_set).empty();
+    if (is_here) set_bit(is_of_node ? sorts_->of_node : sorts_->across_nodes, bit);
   }
-  words_.assign(always_ready_->size(), 0);
+}
+
+// The row of all ranks of the node: it ends with the flags and begins with the bits.
+bool Coordinator::may_end_on_node(const Words& row) const {
+  constexpr uint64_t kNeeded = kNothingNew | kStaying;
+  const uint64_t flags = row.back();
+  if (has_plans_of_world_ || (flags & kNeeded) != kNeeded || (flags & kBlocked)) return false;
+  for (size_t i = 0; i < sorts_->across_nodes.size(); ++i)
+    if (row[i] & sorts_->across_nodes[i]) return false;
+  return true;
+}
+
+// Ranks of this node are always ready for what other nodes do.
+void Coordinator::keep_what_is_of_node(Words& bits) {
+  for (size_t i = 0; i < bits.size(); ++i) {
+    bits[i] &= sorts_->of_node[i];
+    used_on_node_[i] |= bits[i];
+  }
+}
+
+// Takes from the row of all ranks what was used since the last one, so that the caches of all ranks stay alike.
+void Coordinator::use_what_was_used_on_nodes(Words& row) {
+  Words used(row.end() - static_cast<std::ptrdiff_t>(used_on_node_.size()), row.end());
+  row.resize(row.size() - used.size());
+  if (round_.reach == Reach::node) return;
+  for (uint64_t& word : used) word = ~word;
+  for_each_bit(used, [&](int slot) {
+    if (slot >= cache_.slot_count() || !cache_.has(slot))
+      throw invalid_from(0, "the use of an operation that is not in the cache");
+    cache_.use(slot);
+  });
+  used_on_node_.assign(used_on_node_.size(), 0);
+}
+
+void Coordinator::make_own_words(double now) {
+  if (!sorts_) find_sorts();
+  words_.assign(sorts_->always_ready.size(), 0);
   ready_.add_bits_to(words_);
   lateness_.keep(words_);
-  for (size_t i = 0; i < words_.size(); ++i) words_[i] |= (*always_ready_)[i];
+  for (size_t i = 0; i < words_.size(); ++i) words_[i] |= sorts_->always_ready[i];
   lateness_.tell(words_);
+  if (channel_.ends_on_nodes())
+    for (const uint64_t word : used_on_node_) words_.push_back(~word);
   const bool has_news = !to_announce_.empty() || proposal_ || !whereabouts_.empty() || ledger_.next_deadline() <= now;
   words_.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying) |
                    (is_blockage(blockage_of_round_) ? kBlocked : 0));
@@ -283,7 +345,7 @@ std::vector<AgreementPtr> Coordinator::apply_decision(Decision decision) {
   round_.question = std::move(decision.question);
   if (decision.tuning) limits_.fusion_threshold_bytes = decision.tuning->fusion_threshold_bytes;
   if (decision.tuning || !decision.joined.empty()) cache_.forget_plans();
-  always_ready_.reset();
+  sorts_.reset();
   return agreements;
 }
 

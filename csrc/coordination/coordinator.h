@@ -4,6 +4,13 @@
 // are common. If somebody has something that is not cached, all announcements are gathered at rank 0, whose Ledger
 // decides, and its decision is broadcast. Agreed operations are fused into plans, alike on all ranks.
 //
+// Over several nodes a round may end on the node: it agrees on cached operations of ranks of this node alone, such as
+// the averages of an island of DiLoCo, and sends nothing to other nodes. A round that another node has begun does not,
+// nor one in which the ranks of the node have something new, leave, are blocked, have plans of rounds of the world left
+// (see backlog.h), or are all ready for an operation that ranks of other nodes take part in. All ranks of a node take
+// part in the same rounds, in the same order, and all ranks of the world in the same rounds of the world. Only these
+// change what all ranks have alike: the cache, its order of use, and the membership.
+//
 // A deadlock is certain when all ranks are blocked at one moment: every thread that could submit something waits, and
 // nothing that was agreed on is left to be carried out. Each rank sets a bit if it is blocked as it begins the round,
 // and by then it has taken in all that its threads have submitted. If all have set it and no operation is common, all
@@ -46,13 +53,14 @@ class Lateness {
     for (const uint64_t word : own_) row.push_back(~word);
   }
 
-  // Takes from the row of all ranks what was appended, so that the common bits stay.
-  void hear(Words& row) {
+  // Takes from the row what was appended, so that the common bits stay. A row of this node does not have the bits of
+  // other nodes: those that were set before still are.
+  void hear(Words& row, Reach reach) {
     const size_t size = own_.size();
     own_before_.resize(size);
     some_before_.resize(size);
     for (size_t i = 0; i < size; ++i) {
-      const uint64_t common = row[i], some = ~row[size + i];
+      const uint64_t common = row[i], some = ~row[size + i] | (reach == Reach::node ? some_before_[i] : 0);
       came_last_ += static_cast<uint64_t>(__builtin_popcountll(common & own_[i] & ~own_before_[i] & some_before_[i]));
       own_before_[i] = own_[i] & ~common;
       some_before_[i] = some & ~common;
@@ -109,6 +117,7 @@ class Ready {
 
 // The statement of this rank in one round.
 struct Round {
+  Reach reach = Reach::world;
   std::vector<PlanPtr> plans;
   std::vector<int> left;         // ranks that leave; nobody comes to another round
   std::string question;          // not empty: something waits for long, and each rank is to say where its threads are
@@ -120,6 +129,7 @@ struct Round {
   // Keeps the memory for the next round.
   void clear() {
     plans.clear();
+    reach = Reach::world;
     left.clear();
     question.clear();
     tuning.reset();
@@ -152,7 +162,8 @@ class Coordinator {
     std::vector<Fresh> fresh;  // since the last round
     bool is_leaving;
     double now = now_s();
-    std::string whereabouts = {};  // the answer to the last Round::question, once; empty: none
+    std::string whereabouts = {};     // the answer to the last Round::question, once; empty: none
+    bool has_plans_of_world = false;  // Backlog::has_plans_of_world()
   };
 
   // A round in two halves; all ranks go through equally many. finish_round waits for the other ranks until `deadline`;
@@ -178,10 +189,10 @@ class Coordinator {
 
   // Any thread. How much there was to agree on so far.
   struct Counts {
-    uint64_t rounds, agreed_by_bit, announced, came_last, came_with_values;
+    uint64_t rounds, rounds_on_node, agreed_by_bit, announced, came_last, came_with_values;
   };
   Counts counts() const {
-    return {rounds_, agreed_by_bit_, announced_in_full_, lateness_.came_last(), came_with_values_};
+    return {rounds_, rounds_on_node_, agreed_by_bit_, announced_in_full_, lateness_.came_last(), came_with_values_};
   }
 
   // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
@@ -202,7 +213,11 @@ class Coordinator {
   void drop_removed(std::vector<AgreementPtr>& agreements) const;
 
   void make_own_words(double now);
+  void find_sorts();
   bool is_always_ready(int slot) const;
+  bool may_end_on_node(const Words& row) const;
+  void keep_what_is_of_node(Words& bits);
+  void use_what_was_used_on_nodes(Words& row);
   void put_value();
   void take_values(int slot);
   AgreementPtr agreement_of(int slot) const;
@@ -230,11 +245,17 @@ class Coordinator {
   Limits limits_;
   PlanCache cache_;
   Ledger ledger_;
-  Ready ready_;                        // by slot: this rank sets the bit until all do
-  std::vector<Pending> to_announce_;   // in the next round that gathers
-  std::map<Key, Pending> announced_;   // in full, not agreed yet
-  bool has_just_joined_ = false;       // the next round can agree on what the others wait for
-  std::optional<Words> always_ready_;  // bits of what does not wait for this rank; nothing when it must be found again
+  Ready ready_;                       // by slot: this rank sets the bit until all do
+  std::vector<Pending> to_announce_;  // in the next round that gathers
+  std::map<Key, Pending> announced_;  // in full, not agreed yet
+  bool has_just_joined_ = false;      // the next round can agree on what the others wait for
+  // Bits of cached operations that do not wait for this rank; of those of ranks of this node alone, on which a round
+  // that ends on the node may agree; and of those of ranks of this node and of others.
+  struct Sorts {
+    Words always_ready, of_node, across_nodes;
+  };
+  std::optional<Sorts> sorts_;  // nothing when they must be found again
+  Words used_on_node_;          // bits of what rounds on the node have agreed on since the last round of the world
   Lateness lateness_;
   std::optional<Tuning> proposal_;
   double next_deadline_ = std::numeric_limits<double>::infinity();
@@ -244,12 +265,13 @@ class Coordinator {
   size_t plans_to_carry_out_ = 0;
   double carried_out_s_ = now_s();  // when the last plan was
 
-  std::atomic<uint64_t> rounds_{0}, agreed_by_bit_{0}, announced_in_full_{0}, came_with_values_{0};
+  std::atomic<uint64_t> rounds_{0}, rounds_on_node_{0}, agreed_by_bit_{0}, announced_in_full_{0}, came_with_values_{0};
 
   // Of the round under way.
   Stage stage_ = Stage::none;
   bool is_leaving_ = false;
   std::string whereabouts_;
+  bool has_plans_of_world_ = false;
   uint64_t blockage_of_round_ = 0;  // as the round began
   bool are_all_blocked_ = false;    // as each of them began the round
   Words words_;

@@ -1,7 +1,8 @@
 // Operations that were agreed on before: a rank repeats one by setting a bit instead of announcing it in full.
 //
-// Every rank's cache holds the same entries in the same slots, since all insert, use and evict by the same plans in the
-// same order. Only `own` differs: what this rank itself had announced for the entry.
+// Every rank's cache holds the same entries in the same slots, since all insert, use and evict by the same rounds of
+// the world. An entry that a round on a node has used counts as used in the next round of the world. Only `own`
+// differs: what this rank itself had announced for the entry.
 //
 // How many it holds follows from what comes again. A full cache throws out what was not used for longest, but remembers
 // its name: if that comes again the cache was too small, and grows instead. So the steps of a large model soon find all

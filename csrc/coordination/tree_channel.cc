@@ -115,17 +115,36 @@ Bytes TreeChannel::broadcast(const Bytes& mine) {
   return bytes;
 }
 
-bool NodeChannel::finish_and(Words& words, double) {
+NodeChannel::NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<Channel> cross,
+                         std::vector<std::vector<int>> ranks_of_node)
+    : Channel(rank, size),
+      node_(std::move(node)),
+      cross_(std::move(cross)),
+      ranks_of_node_(std::move(ranks_of_node)),
+      node_of_rank_(static_cast<size_t>(size)) {
+  for (size_t node_number = 0; node_number < ranks_of_node_.size(); ++node_number)
+    for (const int member : ranks_of_node_[node_number])
+      node_of_rank_[static_cast<size_t>(member)] = static_cast<int>(node_number);
+}
+
+bool NodeChannel::finish_and(Words& words, double deadline) {
+  finish_and_somewhere(words, deadline, [](const Words&) { return false; });
+  return true;
+}
+
+// The leader's result is empty where the exchange ends on the node: the others have the words of the node already.
+std::optional<Reach> NodeChannel::finish_and_somewhere(Words& words, double, const MayEndOnNode& may_end) {
   node_->finish_and(words, std::numeric_limits<double>::infinity());
   Bytes result;
-  if (cross_) {
+  if (cross_ && (cross_->is_called() || !may_end(words))) {
     cross_->and_bits(words);
     const char* begin = reinterpret_cast<const char*>(words.data());
     result.assign(begin, begin + words.size() * sizeof(uint64_t));
   }
   result = node_->broadcast(result);
+  if (result.empty()) return Reach::node;
   std::memcpy(words.data(), result.data(), result.size());
-  return true;
+  return Reach::world;
 }
 
 std::vector<Bytes> NodeChannel::gather(const Bytes& mine) {

@@ -54,20 +54,20 @@ class TreeChannel final : public Channel {
 };
 
 // A Channel over several nodes, made of Channels: shared memory inside each node, a tree between the first ranks of the
-// nodes, who are called leaders.
+// nodes, who are called leaders. The leader decides whether an exchange of bits ends on its node: it alone hears other
+// nodes.
 class NodeChannel final : public Channel {
  public:
   // `ranks_of_node[n]`: ranks of the world on node n, ascending; rank 0 is on node 0. `cross`: between the leaders, in
   // the order of nodes; null on all other ranks.
   NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<Channel> cross,
-              std::vector<std::vector<int>> ranks_of_node)
-      : Channel(rank, size),
-        node_(std::move(node)),
-        cross_(std::move(cross)),
-        ranks_of_node_(std::move(ranks_of_node)) {}
+              std::vector<std::vector<int>> ranks_of_node);
 
   void begin_and(const Words& words) override { node_->begin_and(words); }
   bool finish_and(Words& words, double deadline) override;
+  bool ends_on_nodes() const override { return true; }
+  int node_of(int rank) const override { return node_of_rank_[static_cast<size_t>(rank)]; }
+  std::optional<Reach> finish_and_somewhere(Words& words, double deadline, const MayEndOnNode& may_end) override;
   std::vector<Bytes> gather(const Bytes& mine) override;
   Bytes broadcast(const Bytes& mine) override;
 
@@ -77,6 +77,7 @@ class NodeChannel final : public Channel {
   const std::unique_ptr<Channel> node_;
   const std::unique_ptr<Channel> cross_;
   const std::vector<std::vector<int>> ranks_of_node_;
+  std::vector<int> node_of_rank_;
 };
 
 }  // namespace ringtrain

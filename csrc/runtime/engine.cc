@@ -319,7 +319,7 @@ void Engine::look_after_others() {
 }
 
 bool Engine::has_work() {
-  if (inbox_.has_new() || !agreed_.empty() || coordinator_.is_in_round() || is_leaving_ || has_answer_ || is_called())
+  if (inbox_.has_new() || !backlog_.empty() || coordinator_.is_in_round() || is_leaving_ || has_answer_ || is_called())
     return true;
   const double deadline = coordinator_.next_deadline();
   return deadline != kNever && now_s() >= deadline;
@@ -331,7 +331,7 @@ bool Engine::is_called() {
   return is_called || trouble_;
 }
 
-// A round, unless the others do not come to it before `deadline`, and the most urgent of the plans that were agreed on.
+// A round, unless the others do not come to it before `deadline`, and the plans whose turn comes then.
 void Engine::take_turn(double deadline) {
   if (trouble_) throw *trouble_;
   fabric_.own_failure().require_none();
@@ -339,6 +339,7 @@ void Engine::take_turn(double deadline) {
     fabric_.watch().now_doing("the negotiation");
     news_.blockage = coordinator_.blockage();
     news_.is_leaving = is_leaving_;
+    news_.has_plans_of_world = backlog_.has_plans_of_world();
     inbox_.take_new(news_.fresh, news_.now = now_s());
     if (has_answer_) news_.whereabouts = take_answer();
     coordinator_.begin_round(news_);
@@ -347,40 +348,37 @@ void Engine::take_turn(double deadline) {
   Round* const round = coordinator_.finish_round(deadline);
   if (!round) return;
   double now = now_s();
-  patience_.note_round(now - news_.now);
+  if (round->reach == Reach::world) patience_.note_round(now - news_.now);
   if (const auto timeline = inbox_.has_timeline() ? inbox_.timeline() : nullptr) timeline->note_round(now);
   if (round->tuning) tuning_ = *round->tuning;
   if (!round->question.empty()) ask(round->question);
   // Each rank has submitted another number of operations without a name by then, and all of them are about to fail.
   if (is_deadlock(*round)) inbox_.restart_unnamed();
-  enqueue(round->plans, now);
+  enqueue(*round, now);
   // Values are there until the next round, so only for a plan that is carried out at once.
-  if (agreed_.size() > 1) round->values.clear();
-  if (!agreed_.empty()) now = run_next_plan(round->values, now);
+  if (backlog_.size() > 1) round->values.clear();
+  backlog_.take_turn(round->reach, [&](const Backlog::Agreed& agreed) {
+    turn.assert_held();
+    now = run_agreed(agreed, round->values, now);
+  });
   if (!round->left.empty()) end(round->left);
   waiting_callers_.call_done();
   quiet_since_s_ = now;
 }
 
 // An error waits for no turn and for no other rank. It does not concern later submissions of the same name.
-void Engine::enqueue(const std::vector<PlanPtr>& plans, double now) {
-  const bool is_empty = agreed_.empty();
-  for (const PlanPtr& plan : plans) {
+void Engine::enqueue(const Round& round, double now) {
+  for (const PlanPtr& plan : round.plans) {
     if (plan->parts.front()->error != ErrorKind::none)
       run(*plan, now, now, {});
     else
-      agreed_.push_back({plan, now});
+      backlog_.add({plan, round.reach, now});
   }
-  if (is_empty) return;
-  std::stable_sort(agreed_.begin(), agreed_.end(),
-                   [](const Agreed& a, const Agreed& b) { return a.plan->priority() > b.plan->priority(); });
 }
 
-double Engine::run_next_plan(const std::vector<const void*>& values, double now) {
-  const auto [plan, agreed_s] = std::move(agreed_.front());
-  agreed_.pop_front();
-  const double end = run(*plan, agreed_s, now, values);
-  if (autotune_) observe(*plan, end - now);
+double Engine::run_agreed(const Backlog::Agreed& agreed, const std::vector<const void*>& values, double now) {
+  const double end = run(*agreed.plan, agreed.since_s, now, values);
+  if (autotune_) observe(*agreed.plan, end - now);
   return end;
 }
 
@@ -434,7 +432,10 @@ double Engine::pause_s() {
 }
 
 void Engine::end(const std::vector<int>& left) {
-  while (!agreed_.empty()) run_next_plan({}, now_s());
+  backlog_.take_rest([&](const Backlog::Agreed& agreed) {
+    turn.assert_held();
+    run_agreed(agreed, {}, now_s());
+  });
   fabric_.watch().now_doing("the shutdown");
   gpus_.leave();
   sets_.leave();

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "base/clock.h"
 #include "base/options.h"
 #include "base/thread_annotations.h"
+#include "coordination/backlog.h"
 #include "coordination/coordinator.h"
 #include "runtime/autotune.h"
 #include "runtime/executor.h"
@@ -117,9 +117,9 @@ class Engine {
   void stay_awake() REQUIRES(turn);
   double pause_s() REQUIRES(turn);
   // The clock is read when a round begins, when it is agreed and when a plan has ended: `now` is the last time.
-  void enqueue(const std::vector<PlanPtr>& plans, double now) REQUIRES(turn);
+  void enqueue(const Round& round, double now) REQUIRES(turn);
   // `values`: as for Executor::run. When it ended.
-  double run_next_plan(const std::vector<const void*>& values, double now) REQUIRES(turn);
+  double run_agreed(const Backlog::Agreed& agreed, const std::vector<const void*>& values, double now) REQUIRES(turn);
   double run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) REQUIRES(turn);
   void observe(const Plan& plan, double seconds) REQUIRES(turn);
   void ask(const std::string& question);
@@ -169,11 +169,7 @@ class Engine {
   BlockedThreads blocked_;
   Executor executor_ GUARDED_BY(turn);
   std::optional<Autotune> autotune_ GUARDED_BY(turn);  // rank 0, while it goes on
-  struct Agreed {
-    PlanPtr plan;
-    double since_s;
-  };
-  std::deque<Agreed> agreed_ GUARDED_BY(turn);  // not carried out yet, the most urgent first; the same on all ranks
+  Backlog backlog_ GUARDED_BY(turn);
   Waiter waiter_ GUARDED_BY(turn);
   double quiet_since_s_ GUARDED_BY(turn) = now_s();
   Coordinator::News news_ GUARDED_BY(turn) = {};     // of the last round that was begun; its memory is used again

@@ -27,6 +27,7 @@ _OF_ALL = {
         "Cached operations whose values came beside their bits, so that nothing else had to be exchanged.",
     ),
     "rounds": ("ringtrain_rounds", "Rounds of the negotiation."),
+    "rounds_on_node": ("ringtrain_rounds_on_node", "Those of them in which no other node took part."),
     "exposed_s": ("ringtrain_exposed_seconds", "Time in which the script has waited for operations."),
 }
 _OF_ELASTIC = {
@@ -84,12 +85,13 @@ def metrics() -> dict[str, Any]:
     """Returns what this rank has done since init().
 
     Returns:
-        "cache_hits", "cache_misses", "rounds", "came_last" and "came_with_values", which are numbers, the seconds
-        "exposed_s" in which threads of the script waited for operations, and for each kind of operation that there was
-        ("allreduce", "barrier", ...; "all_reduce" and the other names of torch for its groups) a dict: "operations" and
-        "failed" (numbers), "bytes" of this rank's tensors, and the seconds, summed over the operations, that they were
-        "queued_s" before they were announced, "waiting_s" until all ranks were ready, "ready_s" until their turn came,
-        and "working_s" while they were carried out.
+        "cache_hits", "cache_misses", "rounds", "rounds_on_node" (those of them in which no other node took part),
+        "came_last" and "came_with_values", which are numbers, the seconds "exposed_s" in which threads of the script
+        waited for operations, and for each kind of operation that there was ("allreduce", "barrier", ...; "all_reduce"
+        and the other names of torch for its groups) a dict: "operations" and "failed" (numbers), "bytes" of this rank's
+        tensors, and the seconds, summed over the operations, that they were "queued_s" before they were announced,
+        "waiting_s" until all ranks were ready, "ready_s" until their turn came, and "working_s" while they were carried
+        out.
 
         In an elastic job also "generation", the number of this one, and "seconds_lost", in which generations had ended
         and the next one had not begun to train.

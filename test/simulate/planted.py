@@ -9,7 +9,7 @@ from simulate.programs import Patch
 _COORDINATOR, _LEDGER = "coordination/coordinator.cc", "coordination/ledger.cc"
 _CONNECTOR, _DIALLING, _NETWORK = "network/connector.cc", "network/dialling.cc", "network/sockets.cc"
 
-NEGOTIATION = {
+NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
     "a cached operation is not announced again when another rank announces it": Patch(
         _COORDINATOR, "    reannounce(*slot);\n    cache_.evict(*slot);", "    cache_.evict(*slot);"
     ),
@@ -62,6 +62,28 @@ NEGOTIATION = {
         "  for (int child = first_child(); child < end_of_children(); ++child)\n"
         "    wire_.send(child, Tag::call, &round_, sizeof(round_));",
         "",
+    ),
+    "a leader does not hear the call of another node": Patch(
+        "coordination/tree_channel.cc", "cross_->is_called() || !may_end(words)", "!may_end(words)"
+    ),
+    "a round on a node agrees on operations of other nodes": Patch(
+        _COORDINATOR, "    bits[i] &= sorts_->of_node[i];\n", ""
+    ),
+    "a round ends on the node although its ranks are ready for an operation with other nodes": Patch(
+        _COORDINATOR, "if (row[i] & sorts_->across_nodes[i]) return false;", ""
+    ),
+    "a round ends on the node although a plan of the world is left": Patch(
+        _COORDINATOR, "if (has_plans_of_world_ || (flags", "if ((flags"
+    ),
+    "what a round on a node has used counts on that node alone": (
+        Patch(_COORDINATOR, "if (is_of_world) cache_.use(slot);", "cache_.use(slot);"),
+        Patch(_COORDINATOR, "    cache_.use(slot);\n  });\n  used_on_node_", "  });\n  used_on_node_"),
+    ),
+    "a plan of the node takes the turn of a plan of the world": Patch(
+        "coordination/backlog.h",
+        "while (!of_node_.empty() && of_node_.front().plan->priority() >= priority) carry_out(taken(of_node_));",
+        "if (!of_node_.empty() && of_node_.front().plan->priority() >= priority)\n"
+        "      return carry_out(taken(of_node_));",
     ),
 }
 
@@ -216,7 +238,7 @@ ELASTIC = {
 }
 
 PLANTED: Mapping[str, Mapping[str, Sequence[Patch]]] = {
-    "negotiation": {bug: (patch,) for bug, patch in NEGOTIATION.items()},
+    "negotiation": {bug: (patch,) if isinstance(patch, Patch) else patch for bug, patch in NEGOTIATION.items()},
     "sockets": SOCKETS,
     "store": {bug: (patch,) if isinstance(patch, Patch) else patch for bug, patch in STORE.items()},
     "scheduler": {bug: (patch,) for bug, patch in SCHEDULER.items()},

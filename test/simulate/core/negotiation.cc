@@ -4,12 +4,13 @@
 // A rank is two fibres: `script` submits operations and waits for them, `engine` does what Engine::take_turn does.
 // Moving tensors is only a meeting of the ranks of the process set.
 //
-// Rules. All ranks get the same plans in the same order. A plan without an error has parts that every rank of its set
-// has submitted, or contributes zeros to after a join. A value that travels beside the bits is the one of the pending
-// operation. A warning, and a StalledError, name only ranks that have not submitted the operation by the round in which
-// they are written, and not before the limit has passed. A DeadlockError comes only while every script waits. Without a
-// cause there is no error. In the end nobody waits, but for an operation that some rank never submits where no limit
-// ends the wait; then a warning has named the rank.
+// Rules. All ranks get the same plans of the world in the same order, and the ranks of a node the same plans of rounds
+// that ended on it, which have parts of ranks of this node alone. A plan without an error has parts that every rank of
+// its set has submitted, or contributes zeros to after a join. A value that travels beside the bits is the one of the
+// pending operation. A warning, and a StalledError, name only ranks that have not submitted the operation by the round
+// in which they are written, and not before the limit has passed. A DeadlockError comes only while every script waits.
+// Without a cause there is no error. In the end nobody waits, but for an operation that some rank never submits where
+// no limit ends the wait; then a warning has named the rank.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include <optional>
 
 #include "base/log.h"
+#include "coordination/backlog.h"
 #include "coordination/coordinator.h"
 #include "coordination/tree_channel.h"
 #include "fibres.h"
@@ -35,7 +37,9 @@ namespace {
 
 constexpr double kHealed_s = 40, kEnd_s = 160;
 constexpr double kTreePatience_s = 0.001;
-constexpr double kTurn_s = 1e-6;
+constexpr double kTurn_s = 1e-6, kMostPatience_s = 0.004;
+// With longer delays, ranks with inner steps would be later than the others by the limit of a stall.
+constexpr double kShortDelay_s = 0.002;
 constexpr double kSoon_s = 0.7, kMessagesOfStep = 200;
 
 // ----------------------------------------------------------------------------------------------------- what is drawn
@@ -86,6 +90,14 @@ struct Draw {
   std::vector<Fault> faults;
 };
 
+int first_of_node(int node, const Draw& draw) { return node * draw.ranks / draw.nodes; }
+
+int node_of(int rank, const Draw& draw) {
+  int node = 0;
+  while (rank >= first_of_node(node + 1, draw)) ++node;
+  return node;
+}
+
 RequestPtr request_of(OpKind kind, const std::string& name, Shape shape, int priority, int process_set = 0) {
   auto request = std::make_shared<Request>();
   request->operation.kind = kind;
@@ -112,7 +124,7 @@ class Drawing {
   Draw draw() {
     draw_world();
     draw_.scripts.resize(static_cast<size_t>(draw_.ranks));
-    if (random_.chance(0.4)) add_process_sets();
+    if (random_.chance(draw_.nodes > 1 ? 0.7 : 0.4)) add_process_sets();
     const int phases = random_.chance(0.3) ? 2 : 1;
     for (int phase = 0; phase < phases; ++phase) {
       if (random_.chance(0.25))
@@ -147,9 +159,11 @@ class Drawing {
   void add_process_sets() {
     const int count = random_.between(1, 2);
     for (int i = 0; i < count; ++i) {
+      // The ranks of a node, of which its rounds may agree without the others.
+      const int node = draw_.nodes > 1 && random_.chance(0.7) ? random_.below(draw_.nodes) : -1;
       std::vector<int64_t> members;
       for (int rank = 0; rank < draw_.ranks; ++rank)
-        if (random_.chance(0.6)) members.push_back(rank);
+        if (node >= 0 ? node_of(rank, draw_) == node : random_.chance(0.6)) members.push_back(rank);
       if (members.empty()) members.push_back(random_.below(draw_.ranks));
       sets_.push_back(members);
       for (auto& script : draw_.scripts) {
@@ -202,6 +216,11 @@ class Drawing {
         if (random_.chance(0.2)) continue;
         requests.push_back(request_under(name, sets_.empty() ? 0 : random_.below(static_cast<int>(sets_.size()) + 1)));
       }
+      // A name that comes once takes the place of an operation in the cache.
+      if (draw_.nodes > 1 && random_.chance(0.3))
+        requests.push_back(request_of(OpKind::allreduce, "once" + std::to_string(++names_that_come_once_), {4}, 0));
+      for (int process_set = 1; process_set <= static_cast<int>(sets_.size()); ++process_set)
+        if (draw_.nodes > 1 && draw_.delay_most < kShortDelay_s && random_.chance(0.5)) add_inner_steps(process_set);
       for (int rank = 0; rank < draw_.ranks; ++rank) {
         Step& step = draw_.scripts[static_cast<size_t>(rank)].emplace_back();
         for (const RequestPtr& request : requests)
@@ -210,6 +229,21 @@ class Drawing {
         if (!waits_for_each && random_.chance(0.7)) random_.shuffle(step.requests);
         step.pause_before_s = random_.real(0, pause);
         step.pause_between_s = random_.chance(0.5) ? 0 : random_.real(0, 0.005);
+      }
+    }
+  }
+
+  // Of the ranks of a set alone, as in an island of DiLoCo between outer steps.
+  void add_inner_steps(int process_set) {
+    const int steps = random_.between(1, 3);
+    for (int i = 0; i < steps; ++i) {
+      std::vector<RequestPtr> requests;
+      for (const std::string& name : names_)
+        if (random_.chance(0.7)) requests.push_back(request_under("inner " + name, process_set));
+      for (const int64_t rank : sets_[static_cast<size_t>(process_set - 1)]) {
+        Step& step = draw_.scripts[static_cast<size_t>(rank)].emplace_back();
+        for (const RequestPtr& request : requests) step.requests.push_back(own(request));
+        step.pause_before_s = random_.real(0, 0.01);
       }
     }
   }
@@ -273,6 +307,7 @@ class Drawing {
   std::vector<std::string> names_;
   std::vector<std::vector<int64_t>> sets_;
   std::map<std::string, RequestPtr> known_;
+  int names_that_come_once_ = 0;
 };
 
 // ----------------------------------------------------------------------------------------------------- the transports
@@ -464,7 +499,7 @@ struct Own {
   RequestPtr request;
   uint64_t token = 0;  // its value, where that travels beside the bits
   double submitted_s = 0;
-  uint64_t taken_in = 0;  // the round in which the engine has taken it; 0: not yet
+  uint64_t taken_in = 0;  // the round of the world up to which the engine has taken it; 0: not yet
   bool is_done = false;
   std::optional<Error> error;
 };
@@ -508,7 +543,7 @@ class World {
   void note_warning(const std::string& text) {
     trace("warning: " + text);
     warnings_.push_back(text);
-    check_absent(text, draw_.limits.stall_warning_s, ranks_[0]->rounds, "a warning");
+    check_absent(text, draw_.limits.stall_warning_s, ranks_[0]->rounds_of_world + 1, "a warning");
   }
 
  private:
@@ -525,10 +560,11 @@ class World {
     Coordinator coordinator;
     std::deque<OwnPtr> inbox;
     std::map<Key, OwnPtr> in_flight;
-    std::vector<PlanPtr> agreed;
-    std::vector<OwnPtr> awaited;  // by the script, while it waits
-    std::string whereabouts;      // the answer to a question, until the next round
-    uint64_t rounds = 0, plans = 0, bell = 0;
+    Backlog backlog;
+    std::vector<OwnPtr> awaited;               // by the script, while it waits
+    std::string whereabouts;                   // the answer to a question, until the next round
+    uint64_t rounds = 0, rounds_of_world = 0;  // begun; finished
+    uint64_t plans = 0, plans_of_node = 0, bell = 0;
     bool has_joined = false;
     bool is_leaving = false, has_ended = false, has_script_ended = false;
     std::optional<Error> end_reason;  // of later submissions
@@ -537,16 +573,17 @@ class World {
   // ---- set-up
 
   void make_transports() {
-    const int n = draw_.ranks;
     for (int node = 0; node < draw_.nodes; ++node) {
       std::vector<int> members;
-      for (int rank = node * n / draw_.nodes; rank < (node + 1) * n / draw_.nodes; ++rank) members.push_back(rank);
+      for (int rank = first_of_node(node, draw_); rank < first_of_node(node + 1, draw_); ++rank)
+        members.push_back(rank);
       nodes_.push_back(members);
       on_node_.push_back(std::make_unique<SimulatedWire::Messages>(members));
       boards_.emplace_back(members.size());
     }
     std::vector<int> leaders;
     for (const std::vector<int>& node : nodes_) leaders.push_back(node.front());
+    plans_of_nodes_.resize(nodes_.size());
     across_ = std::make_unique<SimulatedWire::Messages>(leaders);
   }
 
@@ -556,8 +593,7 @@ class World {
   }
 
   std::unique_ptr<Channel> channel_of(int rank) {
-    size_t node = 0;
-    while (rank > nodes_[node].back()) ++node;
+    const auto node = static_cast<size_t>(node_of(rank, draw_));
     const int place = rank - nodes_[node].front();
     std::unique_ptr<Channel> on_node;
     if (nodes_[node].size() == 1)
@@ -691,7 +727,8 @@ class World {
     try {
       while (!self.has_ended) {
         sleep_until_work(self);
-        fibres_.pause(kTurn_s);
+        // Over a network an engine lets several submissions come before it begins a round.
+        fibres_.pause(draw_.nodes > 1 ? random_.real(0, kMostPatience_s) : kTurn_s);
         take_turn(self);
       }
     } catch (const Error& error) {
@@ -702,7 +739,7 @@ class World {
   }
 
   bool has_work(Rank& self) {
-    return !ether_.lost.empty() || !self.inbox.empty() || !self.whereabouts.empty() || !self.agreed.empty() ||
+    return !ether_.lost.empty() || !self.inbox.empty() || !self.whereabouts.empty() || !self.backlog.empty() ||
            self.coordinator.is_in_round() || self.is_leaving || self.channel->is_called() ||
            fibres_.clock_of(self.rank) >= self.coordinator.next_deadline();
   }
@@ -725,7 +762,7 @@ class World {
       if (telling_.trace) trace("begins round " + std::to_string(self.rounds));
       Coordinator::News news = {coordinator.blockage(), {}, self.is_leaving};
       for (const OwnPtr& own : self.inbox) {
-        own->taken_in = self.rounds;
+        own->taken_in = self.rounds_of_world + 1;
         const bool may_travel = own->request->operation.kind == OpKind::allreduce &&
                                 own->request->operation.bytes() <= SmallValue::kMostBytes &&
                                 own->request->operation.bytes() >= sizeof(own->token);
@@ -734,15 +771,18 @@ class World {
       }
       self.inbox.clear();
       news.whereabouts = std::exchange(self.whereabouts, {});
+      news.has_plans_of_world = self.backlog.has_plans_of_world();
       coordinator.begin_round(news);
     }
     const bool keeps_deadline = self.channel->keeps_deadlines() && random_.chance(0.3);
     Round* const round = coordinator.finish_round(keeps_deadline ? now_s() + 0.2 : kNever);
     if (!round) return;
+    self.rounds_of_world += round->reach == Reach::world;
     if (!round->question.empty()) answer_soon(self);
     enqueue(self, *round);
-    if (self.agreed.size() > 1) round->values.clear();
-    if (!self.agreed.empty()) run_next_plan(self, round->values);
+    if (self.backlog.size() > 1) round->values.clear();
+    self.backlog.take_turn(round->reach,
+                           [&](const Backlog::Agreed& one) { run_plan(self, *one.plan, one.reach, round->values); });
     if (!round->left.empty()) end(self, round->left);
   }
 
@@ -757,24 +797,18 @@ class World {
   void enqueue(Rank& self, const Round& round) {
     for (const PlanPtr& plan : round.plans) {
       if (plan->parts.front()->error != ErrorKind::none)
-        run_plan(self, *plan, {});
+        run_plan(self, *plan, round.reach, {});
       else
-        self.agreed.push_back(plan);
+        self.backlog.add({plan, round.reach, 0});
     }
-    std::stable_sort(self.agreed.begin(), self.agreed.end(),
-                     [](const PlanPtr& a, const PlanPtr& b) { return a->priority() > b->priority(); });
   }
 
-  void run_next_plan(Rank& self, const std::vector<const void*>& values) {
-    const PlanPtr plan = self.agreed.front();
-    self.agreed.erase(self.agreed.begin());
-    run_plan(self, *plan, values);
-  }
-
-  void run_plan(Rank& self, const Plan& plan, const std::vector<const void*>& values) {
-    const bool is_first = check_same_everywhere(self, plan);
+  void run_plan(Rank& self, const Plan& plan, Reach reach, const std::vector<const void*>& values) {
+    const bool is_first = check_same_everywhere(self, plan, reach);
+    if (reach == Reach::node) check_is_of_node(self, plan);
     if (telling_.trace)
-      trace("carries out " + plan.title + (plan.parts.front()->error == ErrorKind::none ? "" : ", as an error"));
+      trace("carries out " + plan.title + (plan.parts.front()->error == ErrorKind::none ? "" : ", as an error") +
+            (reach == Reach::node ? ", of a round on its node" : ""));
     const Agreement& first = *plan.parts.front();
     if (first.error != ErrorKind::none) {
       for (const AgreementPtr& part : plan.parts) fail(self, *part, is_first);
@@ -839,7 +873,7 @@ class World {
   }
 
   void end(Rank& self, const std::vector<int>& left) {
-    while (!self.agreed.empty()) run_next_plan(self, {});
+    self.backlog.take_rest([&](const Backlog::Agreed& one) { run_plan(self, *one.plan, one.reach, {}); });
     if (!self.is_leaving && std::count(left.begin(), left.end(), self.rank))
       story_.find("rank " + std::to_string(self.rank) + " is said to leave and does not");
     for (const int rank : left)
@@ -862,8 +896,16 @@ class World {
 
   // ---- rules
 
+  void check_is_of_node(const Rank& self, const Plan& plan) {
+    for (const AgreementPtr& part : plan.parts)
+      for (const int rank : self.membership.ranks(part->operation.process_set))
+        if (node_of(rank, draw_) != node_of(self.rank, draw_))
+          story_.find("a round on the node of rank " + std::to_string(self.rank) + " agrees on " +
+                      title_of(part->operation) + ", which rank " + std::to_string(rank) + " takes part in");
+  }
+
   // Whether no other rank has come to this plan before.
-  bool check_same_everywhere(Rank& self, const Plan& plan) {
+  bool check_same_everywhere(Rank& self, const Plan& plan, Reach reach) {
     uint64_t signature = 14695981039346656037ull;
     const auto mix = [&](uint64_t value) { signature = (signature ^ value) * 1099511628211ull; };
     for (const AgreementPtr& part : plan.parts) {
@@ -875,8 +917,10 @@ class World {
         for (const int64_t row : rows) mix(static_cast<uint64_t>(row));
     }
     // Errors overtake plans that wait, each rank by its own progress, so the two kinds are compared apart.
-    std::vector<uint64_t>& log = plan.parts.front()->error == ErrorKind::none ? plans_ : errors_;
-    uint64_t& place = plan.parts.front()->error == ErrorKind::none ? self.plans : errors_seen_[self.rank];
+    const bool is_error = plan.parts.front()->error != ErrorKind::none, is_of_node = reach == Reach::node;
+    std::vector<uint64_t>& of_node = plans_of_nodes_[static_cast<size_t>(node_of(self.rank, draw_))];
+    std::vector<uint64_t>& log = is_error ? errors_ : is_of_node ? of_node : plans_;
+    uint64_t& place = is_error ? errors_seen_[self.rank] : is_of_node ? self.plans_of_node : self.plans;
     const bool is_first = place == log.size();
     if (is_first) log.push_back(signature);
     if (log[place] != signature)
@@ -928,7 +972,7 @@ class World {
     if (part.error == ErrorKind::stalled) {
       // Slow links and stopped ranks may make others wait for as long.
       if (!is_anything_amiss() && !has_fault(Fault::slow_link)) story_.find("a stall without a cause: " + what);
-      check_absent(part.message, draw_.limits.stall_shutdown_s, self.rounds, "a StalledError");
+      check_absent(part.message, draw_.limits.stall_shutdown_s, self.rounds_of_world, "a StalledError");
     }
     if (part.error == ErrorKind::deadlock) check_deadlock(what);
   }
@@ -943,7 +987,7 @@ class World {
   }
 
   // `text` begins with the title of an operation and names the ranks that did not submit it before " did not".
-  // `round`: in which that was decided.
+  // `round`: of the world, in which that was decided.
   void check_absent(const std::string& text, double limit_s, uint64_t round, const std::string& kind) {
     const size_t begin = text.find('"'), end = text.find('"', begin + 1), did_not = text.find(" did not");
     if (did_not == std::string::npos) return story_.find(kind + " names nobody: " + text);
@@ -1037,8 +1081,9 @@ class World {
   std::vector<std::vector<BoardChannel::Board>> boards_;
   std::vector<std::string> warnings_;
   std::map<std::string, double> last_submitted_s_;
-  std::set<int> told_;                    // the ranks that a warning or an error has named
-  std::vector<uint64_t> plans_, errors_;  // signatures, in order
+  std::set<int> told_;                                 // the ranks that a warning or an error has named
+  std::vector<uint64_t> plans_, errors_;               // signatures, in order
+  std::vector<std::vector<uint64_t>> plans_of_nodes_;  // of rounds on each node
   std::map<int, uint64_t> errors_seen_;
   std::map<int, std::vector<uint64_t>> met_;  // by process set: how many plans each rank has come to
   std::map<uint64_t, std::array<char, 64>> values_;
