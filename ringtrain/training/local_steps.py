@@ -596,12 +596,13 @@ class LocalSteps:
             setattr(self._settings.outer, name, value)
         self.inner_steps, self.outer_steps = int(state["inner_steps"]), int(state["outer_steps"])
         self._has_outer, self._is_compared = bool(content), False
+        for fragment in self._fragments:  # a state from before the first step has none of these
+            fragment.error = fragment.arriving = None
         for fragment, one in zip(self._fragments, content, strict=False):
             fragment.outer = np.array(one["outer"], fragment.dtype)
             fragment.outer_state = copy.deepcopy(dict(one["outer_state"]))
             fragment.error = None if one["error"] is None else np.array(one["error"], fragment.dtype)
             arriving = one["arriving"]
-            fragment.arriving = None
             if arriving is not None:
                 mean = np.array(arriving["mean"], fragment.dtype)
                 fragment.arriving = int(arriving["due"]), _Transfer.done(mean)

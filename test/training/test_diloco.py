@@ -349,6 +349,22 @@ def test_ranks_that_resume_at_other_steps_are_told_on_all_of_them():
         optimizer.step(weights, [np.ones(3)])
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("overlap", (0, 2))
+def test_a_state_from_before_the_first_step_has_no_errors_of_later_ones(overlap):
+    weights = start()
+    how = {"overlap": overlap, "compression": Compression.int4, "islands": "rank"}
+    optimizer = hvd.DiLoCo(optim.SGD(lr=0.5), weights, 3, **how)
+    beginning = optimizer.state_dict()
+    first = [one.copy() for one in train(optimizer, weights, 10, of=rough_gradient)]
+    optimizer.load_state_dict(beginning)
+    assert not optimizer.is_transferring
+    for one, value in zip(weights, start(), strict=True):
+        one[...] = value
+    require_equal(train(optimizer, weights, 10, of=rough_gradient), first)
+    close(optimizer)
+
+
 @pytest.mark.fast
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize(
