@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from ringtrain.torch.distributed import backward, builtin_hooks, meeting
+from ringtrain.torch.distributed import backward, bucket_memory, builtin_hooks, meeting
 from ringtrain.torch.distributed.group import DEVICES, ProcessGroup as ProcessGroup
 from ringtrain.torch.distributed.transfers import AnySource, Transfer
 from ringtrain.torch.distributed.work import Work as Work, keep_for_reducers
@@ -123,6 +123,7 @@ def _register() -> None:
     backward.restore_classes()
     keep_for_reducers()
     builtin_hooks.take_hooks_of_python()
+    bucket_memory.share_buckets()
     if _BACKEND not in dist.Backend.backend_list:
         register_rendezvous_handler(meeting.SCHEME, meeting.rendezvous)
     dist.Backend.register_backend(_BACKEND, _create, extended_api=True, devices=DEVICES)
