@@ -609,8 +609,8 @@ def test_each_call_in_a_timeline_has_the_name_that_torch_knows(tmp_path):
         else:
             dist.recv(torch.ones(2), 0)
         hvd.stop_timeline()
-        files = [json.loads(file.read_text()) for file in tmp_path.glob("timeline*")]
-        own = [event.get("args", {}) for events in files for event in events if event["pid"] == rank]
+        events = json.loads((tmp_path / "timeline.json").read_text())
+        own = [event.get("args", {}) for event in events if event["pid"] == rank]
         titles = [arguments["title"] for arguments in own if "title" in arguments]
         group = f'of group "{dist.group.WORLD.group_name}" (default_pg)'
         transfer = f"{'recv' if rank else 'send'} (from rank 0 to 1, tag 0, #1 {group})"
