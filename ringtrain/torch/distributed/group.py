@@ -139,7 +139,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         return "ringtrain"
 
     def _get_backend_name(self) -> str:
-        return "ringtrain"
+        """Returns "gloo" where there is no GPU: torch asks whether a rank without a shard of a tensor is on the CPU."""
+        return "ringtrain" if torch.cuda.is_available() else "gloo"
 
     @property
     def group_name(self) -> str:

@@ -233,6 +233,28 @@ def fsdp1():
     return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def fsdp1_checkpoint_of_ranks_without_a_shard():
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+    # Its only parameter is one element, so rank 0 alone has a shard.
+    torch.manual_seed(0)
+    model = FullyShardedDataParallel(torch.nn.Linear(1, 1, bias=False), device_id=torch.device("cpu"))
+    folder = f"{FOLDER}/shards-{dist.get_backend()}"
+    with FullyShardedDataParallel.summon_full_params(model):
+        before = next(model.parameters()).detach().clone()
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
+        with FullyShardedDataParallel.summon_full_params(model):
+            next(model.parameters()).data.fill_(7)
+        state = {"model": model.state_dict()}
+        dcp.load(state, checkpoint_id=folder)
+        model.load_state_dict(state["model"])
+    with FullyShardedDataParallel.summon_full_params(model):
+        assert torch.equal(next(model.parameters()), before)
+    return before.item()
+
+
 def tensor_parallel():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -403,6 +425,7 @@ ALL = (
         fsdp2,
         fsdp2_of_16_bits,
         hsdp,
+        fsdp1_checkpoint_of_ranks_without_a_shard,
     ),
     *(tensor_parallel, dtensor, checkpoint, checkpoint_beside_training, collectives_that_are_differentiated),
     *(pipeline, pipeline_of_several_stages, compiled),
