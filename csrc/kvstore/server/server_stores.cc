@@ -260,9 +260,9 @@ void ServerStores::count_from_term(Actor& actor, uint32_t store, int worker) {
   if (part.spec().is_synchronous || number >= part.layout().capacity()) return;
   const auto first = first_terms_.find(worker);
   if (first == first_terms_.end() || first->second == 0) return;
-  for (const double end = now_s() + timeout_s_; !finish_late(worker); Waiter::nap(0))
+  for (const double end = now_s() + timeout_s_; !finish_late(worker) || !finish_stage(actor, store, worker);
+       Waiter::nap(0))
     if (now_s() > end) throw_busy(part, 0, timeout_s_);
-  visit_all(part, 0, 1, timeout_s_, [&](size_t) { return finish_stage(actor, store, worker); });
   visit_all(part, 0, part.chunk_count(), timeout_s_,
             [&](size_t chunk) { return actor.count_anew(chunk, number, first->second); });
 }
