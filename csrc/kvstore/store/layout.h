@@ -118,7 +118,7 @@ class Layout {
   size_t bytes() const { return bytes_; }
 
  private:
-  static constexpr size_t kStageStride = 128;
+  static constexpr size_t kStageStride = 192;  // whole lines
 
   PartSpec spec_;
   std::vector<KeyChunk> chunks_;
