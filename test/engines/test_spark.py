@@ -295,6 +295,10 @@ def test_too_few_slots_are_told_with_what_there_is(spark):
     assert re.search(expected, str(seen.value))
 
 
+def running_tasks(context):
+    return sum(one.numRunningTasks() for one in context._jsc.sc().statusTracker().getExecutorInfos())
+
+
 @contextmanager
 def busy_slot(context, folder):
     """A slot that has a task until the file "over" exists in the folder."""
@@ -307,7 +311,8 @@ def busy_slot(context, folder):
     thread = threading.Thread(target=lambda: context.range(1, numSlices=1).map(keep).collect())
     thread.start()
     try:
-        while not (folder / "busy").exists():
+        # Spark counts it a little after it has begun.
+        while not (folder / "busy").exists() or running_tasks(context) == 0:
             time.sleep(0.05)
         yield
     finally:
