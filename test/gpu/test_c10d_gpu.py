@@ -10,12 +10,10 @@ import pytest
 from c10d_gpu_checks import CALLS, default_group
 from exact_torch_gpu import on_gpu, require_on_gpu
 from harness import gpu_arrays
-from harness.frameworks import need, on_demand, version_of
+from harness.frameworks import need_torch_of_backend, on_demand
 from harness.gpu_arrays import GPU, STAGED
 
-need("torch")
-if version_of("torch") < (2, 13):
-    pytest.skip("the backend is tested with PyTorch 2.13", allow_module_level=True)
+need_torch_of_backend()
 
 torch = on_demand("torch")
 dist = on_demand("torch.distributed")

@@ -53,6 +53,13 @@ def need(*names: str) -> None:
             pytest.skip(f"{title} is not installed in this environment", allow_module_level=True)
 
 
+def need_torch_of_backend() -> None:
+    """Skips the test module unless the PyTorch is installed with which the backend of torch.distributed is tested."""
+    need("torch")
+    if version_of("torch") < (2, 13):
+        pytest.skip("the backend is tested with PyTorch 2.13", allow_module_level=True)
+
+
 def on_demand(name: str) -> Any:
     """The module of this name, imported by its first use; skips the test module where it is not installed."""
     need(name)

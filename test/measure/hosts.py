@@ -11,11 +11,29 @@ test/harness/hosts.py.
 
 import argparse
 import contextlib
+import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from harness.hosts import HostsUnavailable, simulated_hosts
+from harness.hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+
+
+def result_of_ranks(hosts: SimulatedHosts, ranks_of_host: int, what: str, command: Sequence[str]) -> Any:
+    """Run a command of Python as ranks on all hosts, with one thread in each, and return what one prints as RESULT."""
+    slots = ",".join(f"{name}:{ranks_of_host}" for name in hosts.names)
+    ringrun = [sys.executable, "-m", "ringtrain.run", "-np", str(ranks_of_host * len(hosts.names)), "-H", slots]
+    environment = {**os.environ, **hosts.environment, "OMP_NUM_THREADS": "1"}
+    whole = hosts.command_on(0, [*ringrun, sys.executable, *command])
+    done = subprocess.run(whole, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    found = re.search(r"RESULT ([\[{].*[\]}])", done.stdout)
+    if done.returncode or found is None:
+        raise SystemExit(f"{what} has failed:\n{done.stdout}\n{done.stderr}")
+    return json.loads(found[1])
 
 
 def main() -> int:

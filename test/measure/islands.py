@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from harness.hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+
+from measure.hosts import result_of_ranks
 
 ONE_WAY_S = 0.025
 ARRAYS, ELEMENTS = 24, 1 << 16
@@ -46,20 +44,8 @@ def train(steps: int, every: int) -> None:
 
 def seconds_of_steps(hosts: SimulatedHosts, options: argparse.Namespace) -> list[float]:
     """Train on both hosts."""
-    slots = ",".join(f"{name}:{options.ranks}" for name in hosts.names)
-    command = [
-        *(sys.executable, "-m", "ringtrain.run", "-np", str(2 * options.ranks), "-H", slots),
-        *(sys.executable, "-m", "measure.islands", "--on-rank"),
-        *("--steps", str(options.steps), "--every", str(options.every)),
-    ]
-    environment = {**os.environ, **hosts.environment, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        hosts.command_on(0, command), env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[1]
-    )
-    found = re.search(r"RESULT (\[.*\])", done.stdout)
-    if done.returncode or found is None:
-        raise SystemExit(f"the training has failed:\n{done.stdout}\n{done.stderr}")
-    seconds: list[float] = json.loads(found[1])
+    command = ["-m", "measure.islands", "--on-rank", "--steps", str(options.steps), "--every", str(options.every)]
+    seconds: list[float] = result_of_ranks(hosts, options.ranks, "the training", command)
     return seconds
 
 

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,6 +22,8 @@ from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
 from harness.hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+
+from measure.hosts import result_of_ranks
 
 CHARACTERS, CONTEXT = 128, 16
 ONE_WAY_S = 0.025
@@ -111,20 +110,12 @@ def train(way: str, steps: int, options: argparse.Namespace) -> None:
 def run_on(hosts: SimulatedHosts, way: str, steps: int, options: argparse.Namespace) -> Run:
     """Train by one of the ways on two hosts."""
     command = [
-        *(sys.executable, "-m", "ringtrain.run", "-np", "2", "-H", ",".join(f"{name}:1" for name in hosts.names)),
-        *(sys.executable, "-m", "measure.links", "--rank", way, "--steps", str(steps)),
+        *("-m", "measure.links", "--rank", way, "--steps", str(steps)),
         *("--every", str(options.every), "--batch", str(options.batch), "--lr", str(options.lr)),
         *("--evaluate-every", str(options.evaluate_every), "--total-steps", str(options.steps)),
     ]
     before = hosts.bytes_sent(0)
-    environment = {**os.environ, **hosts.environment, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        hosts.command_on(0, command), env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[1]
-    )
-    found = re.search(r"RESULT (\{.*\})", done.stdout)
-    if done.returncode or found is None:
-        raise SystemExit(f"{way} has failed:\n{done.stdout}\n{done.stderr}")
-    result = json.loads(found[1])
+    result = result_of_ranks(hosts, 1, way, command)
     return Run(result["points"], result["step_s"], (hosts.bytes_sent(0) - before) / steps / 1e6)
 
 

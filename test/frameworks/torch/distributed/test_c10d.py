@@ -15,12 +15,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from harness.frameworks import need, on_demand, version_of
+from harness.frameworks import need_torch_of_backend, on_demand
 from harness.socket_ranks import free_port
 
-need("torch")
-if version_of("torch") < (2, 13):
-    pytest.skip("the backend is tested with PyTorch 2.13", allow_module_level=True)
+need_torch_of_backend()
 
 torch = on_demand("torch")
 dist = on_demand("torch.distributed")

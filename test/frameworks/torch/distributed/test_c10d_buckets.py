@@ -4,12 +4,10 @@ import gc
 import os
 
 import pytest
-from harness.frameworks import need, on_demand, version_of
+from harness.frameworks import need_torch_of_backend, on_demand
 from test_c10d import default_group
 
-need("torch")
-if version_of("torch") < (2, 13):
-    pytest.skip("the backend is tested with PyTorch 2.13", allow_module_level=True)
+need_torch_of_backend()
 
 torch = on_demand("torch")
 dist = on_demand("torch.distributed")

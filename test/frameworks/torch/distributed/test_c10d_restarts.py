@@ -5,11 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from harness.frameworks import need, version_of
+from harness.frameworks import need_torch_of_backend
 
-need("torch")
-if version_of("torch") < (2, 13):
-    pytest.skip("the backend is tested with PyTorch 2.13", allow_module_level=True)
+need_torch_of_backend()
 
 _SCRIPT = """
 import os, sys
