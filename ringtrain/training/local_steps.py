@@ -247,6 +247,11 @@ class _Transfer:
         transfer.mean()
         return transfer
 
+    @property
+    def has_come(self) -> bool:
+        """Whether `mean` has waited for it, as `state_dict` does."""
+        return self._mean is not None
+
     def mean(self) -> Array:
         """Wait for it. Called any number of times."""
         if self._wait is not None:
@@ -406,10 +411,11 @@ class LocalSteps:
         self._is_formed = True
 
     def end_generation(self) -> None:
-        """Forget what is under way: its operations have ended with the generation."""
+        """Forget what is under way: its operations have ended with the generation. Means of a commit stay."""
         self._is_formed = False
         for fragment in self._fragments:
-            fragment.arriving = None
+            if fragment.arriving is not None and not fragment.arriving[1].has_come:
+                fragment.arriving = None
 
     @property
     def is_transferring(self) -> bool:
