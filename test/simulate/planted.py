@@ -237,10 +237,34 @@ ELASTIC = {
     ),
 }
 
+_STEPS = "training/local_steps.py"
+DILOCO = {
+    "what the codes leave out is lost": Patch(
+        _STEPS, "            difference += fragment.error\n", "            pass\n"
+    ),
+    "a state from before the first step leaves the errors of later ones": Patch(
+        _STEPS, "            fragment.error = fragment.arriving = None\n", "            fragment.arriving = None\n"
+    ),
+    "a fragment is taken as soon as it has come": Patch(_STEPS, "fragment.arriving[0] <= self.inner_steps:", "True:"),
+    "a newcomer begins with a new state of the outer optimizer": Patch(
+        _STEPS,
+        'fragment.outer_state = copy.deepcopy(dict(one["outer_state"]))',
+        "fragment.outer_state = self._settings.outer.create_state(0, fragment.outer)",
+    ),
+    "fragments are sent at the same step": Patch(
+        _STEPS, "(number + 1) * every // count % every", "0 * (number + count)"
+    ),
+    "the oldest commit is taken": Patch("elastic/states.py", "int(np.argmax(of_ranks))", "int(np.argmin(of_ranks))"),
+    "a difference that is under way is not in a checkpoint": Patch(
+        _STEPS, '            arriving = {"due": due, "mean": transfer.mean().copy()}', "            transfer.mean()"
+    ),
+}
+
 PLANTED: Mapping[str, Mapping[str, Sequence[Patch]]] = {
     "negotiation": {bug: (patch,) if isinstance(patch, Patch) else patch for bug, patch in NEGOTIATION.items()},
     "sockets": SOCKETS,
     "store": {bug: (patch,) if isinstance(patch, Patch) else patch for bug, patch in STORE.items()},
     "scheduler": {bug: (patch,) for bug, patch in SCHEDULER.items()},
+    "diloco": {bug: (patch,) for bug, patch in DILOCO.items()},
     "elastic": {bug: (patch,) for bug, patch in ELASTIC.items()},
 }

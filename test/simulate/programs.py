@@ -77,7 +77,7 @@ _CALLS_OF_SOCKETS = (
     *("setsockopt", "shutdown", "socket"),
 )
 _LINKING: Mapping[str, Sequence[str]] = {"sockets": [f"-Wl,--wrap={name}" for name in _CALLS_OF_SOCKETS]}
-_PYTHON_WORLDS = ("elastic", "scheduler")
+_PYTHON_WORLDS = ("diloco", "elastic", "scheduler")
 NAMES = (*_SOURCES, *_PYTHON_WORLDS)
 _PROGRAM = "simulate"
 # Stories that the command tells in one process.
