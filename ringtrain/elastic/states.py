@@ -332,11 +332,12 @@ class ArrayState(ObjectState):
         self.save()
 
     def save(self) -> None:
+        # DiLoCo waits for what is under way, and raises if a rank is lost: then nothing of this commit is kept.
+        holders = {name: getattr(self, name).state_dict() for name in self._holders}
         super().save()
         for name, copies in self._arrays.items():
             self._arrays[name] = _copied(self._by_path(name), copies)
-        for name in self._holders:
-            self._holders[name] = getattr(self, name).state_dict()
+        self._holders = holders
 
     def restore(self) -> None:
         super().restore()

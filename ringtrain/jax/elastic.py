@@ -95,11 +95,12 @@ class JaxState(ObjectState):
         self.save()
 
     def save(self) -> None:
-        # JAX may tell only now that a step has failed: then nothing of this commit is kept.
+        # JAX may tell only now that a step has failed, and DiLoCo that a rank is lost while a difference was under way:
+        # then nothing of this commit is kept.
         copies = {name: self._copied(name) for name in self._copies}
+        holders = {name: getattr(self, name).state_dict() for name in self._holders}
         super().save()
-        self._copies = copies
-        self._holders = {name: getattr(self, name).state_dict() for name in self._holders}
+        self._copies, self._holders = copies, holders
 
     def restore(self) -> None:
         super().restore()

@@ -27,7 +27,7 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -329,6 +329,12 @@ def _finite(rest: Array) -> Array:
 # --- the outer half of the training -----------------------------------------------------------------------------------
 
 
+class _Arriving(NamedTuple):
+    due: int  # the step of its arrival
+    transfer: _Transfer
+    error_before: Array | None  # that of the fragment before sending; None also after loading a state
+
+
 class _Fragment:
     """One part of the parameters, as flat arrays."""
 
@@ -340,7 +346,12 @@ class _Fragment:
         self.outer: Array = np.zeros(0, self.dtype)
         self.outer_state: dict[str, Any] = {}
         self.error: Array | None = None
-        self.arriving: tuple[int, _Transfer] | None = None  # the step of its arrival
+        self.arriving: _Arriving | None = None
+
+    def drop(self) -> None:
+        """What is under way does not arrive: go on as if it had not been sent."""
+        if self.arriving is not None:
+            self.error, self.arriving = self.arriving.error_before, None
 
     def read(self, arrays: Sequence[Any]) -> Array:
         """A flat copy of the parameters."""
@@ -411,16 +422,26 @@ class LocalSteps:
         self._is_formed = True
 
     def end_generation(self) -> None:
-        """Forget what is under way: its operations have ended with the generation. Means of a commit stay."""
+        """Drop what is under way: its operations end with the generation. Means for which `state_dict` waited stay."""
         self._is_formed = False
         for fragment in self._fragments:
-            if fragment.arriving is not None and not fragment.arriving[1].has_come:
-                fragment.arriving = None
+            if fragment.arriving is not None and not fragment.arriving.transfer.has_come:
+                fragment.drop()
 
     @property
     def is_transferring(self) -> bool:
         """Whether a difference is under way."""
         return any(fragment.arriving is not None for fragment in self._fragments)
+
+    def wait(self) -> None:
+        """Wait for the differences under way; they still arrive at their steps.
+
+        Raises:
+            RingtrainError: a transfer failed; see ringtrain.errors.
+        """
+        for fragment in self._fragments:
+            if fragment.arriving is not None:
+                fragment.arriving.transfer.mean()
 
     def require_count(self, parameters: int) -> None:
         """Raises ValueError for another number of parameters than at construction."""
@@ -436,7 +457,7 @@ class LocalSteps:
         return {
             place
             for fragment in self._fragments
-            if self._is_sent_at(fragment, step) or (fragment.arriving is not None and fragment.arriving[0] <= step)
+            if self._is_sent_at(fragment, step) or (fragment.arriving is not None and fragment.arriving.due <= step)
             for place in fragment.places
         }
 
@@ -451,6 +472,9 @@ class LocalSteps:
 
     def before_step(self, arrays: Sequence[Any]) -> None:
         """Before each update; keeps the parameters of the first one.
+
+        After a generation, a difference that was under way arrives if all ranks have its mean: if each of them called
+        `state_dict` meanwhile, or loaded such a state. Otherwise all ranks go on as if it had not been sent.
 
         Raises:
             ReplicaError: on all ranks in the first step, these do not begin with the same outer parameters.
@@ -496,19 +520,20 @@ class LocalSteps:
 
     def _send(self, number: int, fragment: _Fragment, arrays: Sequence[Any], overlap: int) -> None:
         difference = fragment.outer - fragment.read(arrays)
-        if fragment.error is not None:
-            difference += fragment.error
+        error_before = fragment.error
+        if error_before is not None:
+            difference += error_before
         transfer, fragment.error = self._sender.send(f"{self._prefix}.fragment{number}", difference)
-        fragment.arriving = self.inner_steps + overlap, transfer
+        fragment.arriving = _Arriving(self.inner_steps + overlap, transfer, error_before)
 
     def _arrive(self, arrays: Sequence[Any]) -> None:
         for fragment in self._fragments:
-            if fragment.arriving is not None and fragment.arriving[0] <= self.inner_steps:
+            if fragment.arriving is not None and fragment.arriving.due <= self.inner_steps:
                 self._take(fragment, arrays)
 
     def _take(self, fragment: _Fragment, arrays: Sequence[Any]) -> None:
         assert fragment.arriving is not None and self._settings.mixing is not None
-        mean = fragment.arriving[1].mean()
+        mean = fragment.arriving.transfer.mean()
         fragment.arriving = None
         self._settings.outer.update(0, fragment.outer, mean, fragment.outer_state)
         mixing = fragment.dtype.type(self._settings.mixing)
@@ -534,8 +559,10 @@ class LocalSteps:
     def _require_replicas(self) -> None:
         if session.size() == 1:
             return
-        digests = [[self.inner_steps, *(digest_of(fragment.outer) for fragment in self._fragments)]]
-        of_ranks = ops.allgather(np.array(digests, np.int64), name=f"{self._prefix}.outer")
+        dues = [0 if fragment.arriving is None else fragment.arriving.due for fragment in self._fragments]
+        digests = [digest_of(fragment.outer) for fragment in self._fragments]
+        own = np.array([[*dues, self.inner_steps, *digests]], np.int64)
+        all_dues, of_ranks = np.split(ops.allgather(own, name=f"{self._prefix}.outer"), [len(dues)], axis=1)
         steps = of_ranks[:, 0].tolist()
         if len(set(steps)) > 1:
             raise ReplicaError(
@@ -548,6 +575,9 @@ class LocalSteps:
                 f"DiLoCo: {list_of_ranks(odd)} and rank 0 have different outer parameters: call broadcast_parameters() "
                 "before the first step, or load checkpoints of one job"
             )
+        for fragment, of_fragment in zip(self._fragments, all_dues.T, strict=True):
+            if (of_fragment != of_fragment[0]).any():
+                fragment.drop()
 
     # --- checkpoints
 
@@ -567,8 +597,7 @@ class LocalSteps:
     def _state_of(self, fragment: _Fragment) -> dict[str, Any]:
         arriving = None
         if fragment.arriving is not None:
-            due, transfer = fragment.arriving
-            arriving = {"due": due, "mean": transfer.mean().copy()}
+            arriving = {"due": fragment.arriving.due, "mean": fragment.arriving.transfer.mean().copy()}
         return {
             "names": [self._plan.names[place] for place in fragment.places],
             "outer": fragment.outer.copy(),
@@ -611,7 +640,7 @@ class LocalSteps:
             arriving = one["arriving"]
             if arriving is not None:
                 mean = np.array(arriving["mean"], fragment.dtype)
-                fragment.arriving = int(arriving["due"]), _Transfer.done(mean)
+                fragment.arriving = _Arriving(int(arriving["due"]), _Transfer.done(mean), None)
 
 
 def _difference_of(everyone: Sequence[dict[str, Any]]) -> str:
@@ -676,3 +705,11 @@ class HasLocalSteps:
     def is_transferring(self) -> bool:
         """Whether a difference is under way. `state_dict` waits for it."""
         return self._local_steps.is_transferring
+
+    def wait(self) -> None:
+        """Wait for the differences under way, as `state_dict` does; they still arrive at their steps.
+
+        Raises:
+            RingtrainError: a transfer failed; see ringtrain.errors.
+        """
+        self._local_steps.wait()

@@ -120,25 +120,34 @@ def generations_of(text):
     return [(int(step), int(size)) for step, size in re.findall(r"begins (\d+) (\d+)", text)]
 
 
-def expected(generations, code):
-    """The parameters at the end of a training with these generations, all of which begin at outer steps."""
-    (first, size), *later = generations
-    assert first == 0
-    assert all(step % EVERY == 0 for step, _ in later)
-    changes = {step: [[rank] for rank in range(ranks)] for step, ranks in later}
+def former_ranks(job):
+    """Of each rank of the second generation the one that it had in the first; None for a newcomer."""
+    before = job.formed(1).members
+    return [before.index(member) if member in before else None for member in job.formed(2).members]
+
+
+def expected(generations, former, code, overlap=0, steps=STEPS):
+    """The parameters of the ranks at the end of a training with these two generations.
+
+    The second one begins at an outer step, or one step after sending.
+    """
+    (first, size), (again, ranks) = generations
+    assert first == 0 and again % EVERY == (1 if overlap else 0) and len(former) == ranks
     parameters = diloco_reference.train(
         start(),
         gradient,
         [[rank] for rank in range(size)],
-        STEPS,
+        steps,
         every=EVERY,
         inner_lr=LR,
         outer_lr=0.5,
         momentum=0.5,
+        overlap=overlap,
+        mixing=0.5 if overlap else 0.0,
         code=code,
-        changes=changes,
+        changes={again: former},
     )
-    return b"".join(one.tobytes() for one in parameters[0]).hex()
+    return [b"".join(one.tobytes() for one in of_rank).hex() for of_rank in parameters]
 
 
 def result_of(text):
@@ -153,12 +162,29 @@ def test_a_killed_island_costs_at_most_one_outer_step(tmp_path, program, code):
         victim.wait_for("step 10 ")
         victim.kill()
         texts = [process.ends() for process in job.processes if process is not victim]
+        former = former_ranks(job)
     for text in texts:
         generations = generations_of(text)
         assert [size for _, size in generations] == [3, 2]
         done = max(int(step) for step in re.findall(r"step (\d+) of 3", text))
         assert done - generations[1][0] <= EVERY
-        assert result_of(text) == expected(generations, code)
+        assert result_of(text) == expected(generations, former, code)[0]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_difference_that_was_under_way_at_the_commit_arrives_after_a_death(tmp_path, code):
+    program = NUMPY.replace("CODE_", code).replace('"islands": "rank"', '"islands": "rank", "overlap": 2')
+    program = program.replace("state.optimizer.outer_steps > outer_steps", "state.optimizer.inner_steps % EVERY == 1")
+    program = program.replace("EVERY, STEPS, LR = 4, 28", "EVERY, STEPS, LR = 4, 27")  # nothing is under way at the end
+    with elastic_job(program, tmp_path, 3) as job:
+        victim = job.process(job.formed(1).members[2])
+        victim.wait_for("step 10 ")
+        victim.kill()
+        texts = [job.process(member).ends() for member in job.formed(2).members]
+        former = former_ranks(job)
+    (generations, same) = map(generations_of, texts)
+    assert generations == same and [size for _, size in generations] == [3, 2]
+    assert [result_of(text) for text in texts] == expected(generations, former, code, overlap=2, steps=27)
 
 
 @pytest.mark.parametrize("program", (NUMPY, TORCH), ids=("numpy", "torch"))
@@ -168,10 +194,11 @@ def test_a_newcomer_gets_the_outer_state(tmp_path, program, code):
         job.process(job.formed(1).members[0]).wait_for("step 6 ")
         (newcomer,) = job.start()
         texts = [process.ends() for process in job.processes]
+        former = former_ranks(job)
     (whole, *_) = [generations_of(text) for text in texts if generations_of(text)[0][0] == 0]
     assert [size for _, size in whole] == [2, 3]
     assert generations_of(newcomer.output()) == whole[1:]
-    assert {result_of(text) for text in texts} == {expected(whole, code)}
+    assert {result_of(text) for text in texts} == {expected(whole, former, code)[0]}
 
 
 ISLANDS = """

@@ -47,14 +47,17 @@ def train(
     overlap: int = 0,
     mixing: float = 0.0,
     code: str = "none",
-    changes: dict[int, Sequence[Sequence[int]]] | None = None,
+    changes: dict[int, Sequence[int | None]] | None = None,
+    lost: Sequence[int] = (),
 ) -> list[list[np.ndarray]]:
     """Return the parameters of each island after so many steps.
 
     Args:
         gradient: of (rank, step, parameters), step being 0 at first.
         fragments: places of the parameters of each; None is one of all.
-        changes: the islands from this many steps on, all of which go on with what the first one has.
+        changes: from this many steps on, of each island of one rank the island that it was before, or None for a
+            newcomer. All go on with what the first one has.
+        lost: after these numbers of steps, what is under way counts as never sent.
     """
     changes = changes or {}
     fragments = fragments or [range(len(start))]
@@ -63,6 +66,7 @@ def train(
     parameters = [[array.copy() for array in start] for _ in islands]
     errors: list[dict[int, np.ndarray]] = [{} for _ in islands]
     arriving: dict[int, tuple[int, Any]] = {}
+    before: list[dict[int, np.ndarray]] = []  # the errors before the last difference was sent
 
     def mean_difference(number: int, places: Sequence[int]) -> np.ndarray:
         sent = []
@@ -94,9 +98,15 @@ def train(
 
     for step in range(1, steps + 1):
         if step - 1 in changes:
-            islands = changes[step - 1]
-            parameters = [[array.copy() for array in parameters[0]] for _ in islands]
-            errors = [dict(errors[0]) for _ in islands]
+            former = changes[step - 1]
+            islands = [[rank] for rank in range(len(former))]
+            assert former[0] is not None
+            parameters = [[array.copy() for array in parameters[former[0]]] for _ in former]
+            errors = [dict(errors[former[0]]) for _ in former]
+        if step - 1 in lost:
+            assert len(arriving) == 1
+            arriving.clear()
+            errors = before
         for number, island in enumerate(islands):
             gradients = [gradient(rank, step - 1, parameters[number]) for rank in island]
             means = [sum(of_ranks) / len(island) for of_ranks in zip(*gradients, strict=True)]
@@ -104,6 +114,7 @@ def train(
         arrive(step)
         for number, places in enumerate(fragments):
             if step % every == (number + 1) * every // len(fragments) % every:
+                before = [dict(error) for error in errors]
                 arriving[number] = step + overlap, mean_difference(number, places)
         arrive(step)
     return parameters

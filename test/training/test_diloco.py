@@ -299,6 +299,38 @@ def test_a_checkpoint_resumes_exactly(code, steps):
     require_equal(again, weights)
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("code", ("none", "int4"))
+@pytest.mark.parametrize("savers", ((), (1,), (0, 1)))
+def test_a_difference_under_way_arrives_in_the_next_job_only_if_all_ranks_have_its_mean(code, savers):
+    weights = start()
+    how = {"overlap": 2, "mixing": 0.5, "compression": getattr(Compression, code), "islands": "rank"}
+    optimizer = hvd.DiLoCo(optim.SGD(lr=0.3), weights, 4, outer=outer(), **how)
+    train(optimizer, weights, 9, of=rough_gradient)
+    assert optimizer.is_transferring
+    if hvd.rank() in savers:
+        optimizer.state_dict()
+    hvd.allreduce(np.zeros(1))  # all ranks still take part in the transfer
+    hvd.shutdown()
+    hvd.init()
+    train(optimizer, weights, 12, 9, of=rough_gradient)
+    expected = diloco_reference.train(
+        start(),
+        rough_gradient,
+        alone(),
+        21,
+        every=4,
+        inner_lr=0.3,
+        outer_lr=0.5,
+        momentum=0.5,
+        overlap=2,
+        mixing=0.5,
+        code=code,
+        lost=() if len(savers) == 2 else (9,),
+    )
+    require_equal(weights, expected[hvd.rank()])
+
+
 @pytest.mark.fast
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize(

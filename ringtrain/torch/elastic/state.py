@@ -216,6 +216,9 @@ class TorchState(ObjectState):
 
     def save(self) -> None:
         for handler in self._handlers.values():
+            if isinstance(handler.value, DiLoCoOptimizer):
+                handler.value.wait()  # raises if a rank is lost: then nothing of this commit is kept
+        for handler in self._handlers.values():
             handler.save()
         super().save()
 
