@@ -6,8 +6,9 @@ inner steps, whose gradients come from the seed. The worlds of the negotiation a
 
 Rules. After each step all ranks of a generation have the same outer parameters and the same outer state. A fragment is
 sent at the steps that its number says and at no others; its outer parameters change `overlap` steps later and at no
-other step. What the codes leave out of a difference is its error, which is added to the next one. No commit from which
-any rank has returned is lost, a death costs at most one outer step, and all ranks of a new generation begin with the
+other step. What the codes leave out of a difference is its error, which is added to the next one. A commit is the outer
+state and the parameters of one step; ranks commit while differences are under way, too. No commit from which any rank
+has returned is lost, a death costs at most one outer step, and all ranks of a new generation begin with the
 same outer parameters. In the end every rank that lives has taken all steps.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,6 +49,8 @@ class _Draw:
         self.code = random.choice(["none", "fp16", "int8", "int4"])
         self.islands = random.choice(["rank", "pairs"])
         self.steps = self.every * random.randint(2, 5) + random.randrange(self.every)
+        self.commit_at = random.choice([None, random.randrange(self.every)])  # of the steps of a period, besides
+        self.asks_for_news, self.saves = random.random() < 0.3, random.random() < 0.3
         self.most_delay_s = random.choice([0.01, 0.5, 3.0])
         self.kills = [random.uniform(0.5, 25) for _ in range(random.choice([0, 0, 1, 2, 3]))]
         self.joins = [random.uniform(0.5, 25) for _ in range(random.choice([0, 0, 1, 2]))]
@@ -115,6 +118,7 @@ class _Process:
         self.unnamed = 0
         self.optimizer: Any = None
         self.has_trained = self.is_trained = False  # has begun to; has taken all steps
+        self.is_committing = False
 
     @property
     def name(self) -> str:
@@ -142,6 +146,14 @@ class _Optimizer(HasLocalSteps):
         self._local_steps.load_state_dict(state["diloco"])
 
 
+class _Saved(NamedTuple):
+    """A commit: the generation, the outer state, and the parameters of each rank that has saved it."""
+
+    generation: int
+    content: bytes
+    weights: set[bytes]
+
+
 class _World:
     def __init__(self, story: Story):
         self.story = story
@@ -150,7 +162,7 @@ class _World:
         self.processes: list[_Process] = []
         self.generations: list[_Generation] = []
         self.committed_steps = self.committed_outer = 0
-        self.committed: dict[int, bytes] = {}  # the outer state of each commit that was begun, by its step
+        self.saved: dict[int, _Saved] = {}  # by the step of the commit
         self.most_steps = self.most_outer = 0  # that any rank of the last generation has taken
 
     # --- the story
@@ -267,7 +279,14 @@ class _World:
         except _JobOver:
             process.is_over = True
             return
-        state = ArrayState(weights=weights, optimizer=process.optimizer)
+        state: Any = ArrayState(weights=weights, optimizer=process.optimizer)
+
+        def save() -> None:
+            ArrayState.save(state)
+            if process.is_committing:
+                self.note_commit(process, steps, weights)
+
+        state.save = save
 
         def reset() -> None:
             while True:
@@ -294,19 +313,26 @@ class _World:
 
     def train(self, process: _Process, state: Any, steps: LocalSteps) -> None:
         process.has_trained = True
-        self.check_beginning(process, steps)
-        random = self.story.random
+        self.check_beginning(process, steps, state.weights)
+        random, draw = self.story.random, self.draw
         while steps.inner_steps < self.draw.steps:
             self.threads.wait(None, self.story.now + random.uniform(0.01, 0.3))
+            if draw.asks_for_news and steps.inner_steps % 2:
+                state.check_host_updates()
+            if draw.saves and random.random() < 0.2:
+                process.optimizer.state_dict()  # for a file of this rank alone
             weights, outer_steps = state.weights, steps.outer_steps
             steps.before_step(weights)
             self.inner_step(process, steps, weights)
             expected = _Expected(self.draw, steps, weights)
             steps.after_step(weights)
             self.check_step(process, steps, expected)
-            if steps.outer_steps > outer_steps:
-                self.committed[steps.inner_steps] = _content_of(steps)
-                state.commit()
+            if steps.outer_steps > outer_steps or steps.inner_steps % draw.every == draw.commit_at:
+                process.is_committing = True
+                try:
+                    state.commit()
+                finally:
+                    process.is_committing = False
                 self.committed_steps = max(self.committed_steps, steps.inner_steps)
                 self.committed_outer = max(self.committed_outer, steps.outer_steps)
         steps.outer_step(state.weights)
@@ -323,14 +349,23 @@ class _World:
 
     # --- rules
 
-    def check_beginning(self, process: _Process, steps: LocalSteps) -> None:
+    def note_commit(self, process: _Process, steps: LocalSteps, weights: list[Any]) -> None:
+        step, number = steps.inner_steps, process.generation.number
+        if step not in self.saved or self.saved[step].generation != number:
+            self.saved[step] = _Saved(number, _content_of(steps), set())
+        self.saved[step].weights.add(_bytes_of(weights))
+
+    def check_beginning(self, process: _Process, steps: LocalSteps, weights: list[Any]) -> None:
         if steps.inner_steps < self.committed_steps:
             self.story.find(
                 f"{process.name} begins generation {process.generation.number} at step {steps.inner_steps}, but step "
                 f"{self.committed_steps} was committed"
             )
-        if self.committed.get(steps.inner_steps, b"") not in (b"", _content_of(steps)):
+        saved = self.saved.get(steps.inner_steps)
+        if saved is not None and saved.content != _content_of(steps):
             self.story.find(f"{process.name} begins at step {steps.inner_steps} with another state than was committed")
+        if saved is not None and _bytes_of(weights) not in saved.weights:
+            self.story.find(f"{process.name} begins at step {steps.inner_steps} with parameters of another step")
         lost = self.most_outer - steps.outer_steps
         if lost > 1 or self.most_steps - steps.inner_steps > self.draw.every + self.draw.overlap:
             self.story.find(f"{process.name} begins again {lost} outer steps back, at step {steps.inner_steps}")
@@ -467,13 +502,17 @@ def _decoded(difference: Any, code: str) -> Any:
     return difference_codes.decode(difference_codes.encode(difference, bits), difference.size, bits)
 
 
+def _bytes_of(arrays: list[Any]) -> bytes:
+    return b"".join(one.tobytes() for one in arrays)
+
+
 def _content_of(steps: LocalSteps) -> bytes:
     """The outer state with the means that are under way, for which it waits."""
     parts: list[Any] = []
     for one in steps._fragments:
         parts += [one.outer, *_arrays_of(one.outer_state)]
         if one.arriving is not None:
-            parts += [np.array(one.arriving[0]), one.arriving[1].mean()]
+            parts += [np.array(one.arriving.due), one.arriving.transfer.mean()]
     return b"".join(part.tobytes() for part in parts)
 
 

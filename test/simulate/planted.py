@@ -239,13 +239,11 @@ ELASTIC = {
 
 _STEPS = "training/local_steps.py"
 DILOCO = {
-    "what the codes leave out is lost": Patch(
-        _STEPS, "            difference += fragment.error\n", "            pass\n"
-    ),
+    "what the codes leave out is lost": Patch(_STEPS, "            difference += error_before\n", "            pass\n"),
     "a state from before the first step leaves the errors of later ones": Patch(
         _STEPS, "            fragment.error = fragment.arriving = None\n", "            fragment.arriving = None\n"
     ),
-    "a fragment is taken as soon as it has come": Patch(_STEPS, "fragment.arriving[0] <= self.inner_steps:", "True:"),
+    "a fragment is taken as soon as it has come": Patch(_STEPS, "fragment.arriving.due <= self.inner_steps:", "True:"),
     "a newcomer begins with a new state of the outer optimizer": Patch(
         _STEPS,
         'fragment.outer_state = copy.deepcopy(dict(one["outer_state"]))',
@@ -255,8 +253,23 @@ DILOCO = {
         _STEPS, "(number + 1) * every // count % every", "0 * (number + count)"
     ),
     "the oldest commit is taken": Patch("elastic/states.py", "int(np.argmax(of_ranks))", "int(np.argmin(of_ranks))"),
+    "the end of a generation drops the means of a commit": Patch(
+        _STEPS,
+        "            if fragment.arriving is not None and not fragment.arriving.transfer.has_come:\n",
+        "            if fragment.arriving is not None:\n",
+    ),
+    "a commit that fails has saved the parameters": Patch(
+        "elastic/states.py",
+        "        holders = {name: getattr(self, name).state_dict() for name in self._holders}\n"
+        "        super().save()\n",
+        "        super().save()\n        for name, copies in self._arrays.items():\n"
+        "            _copied(self._by_path(name), copies)\n"
+        "        holders = {name: getattr(self, name).state_dict() for name in self._holders}\n",
+    ),
     "a difference that is under way is not in a checkpoint": Patch(
-        _STEPS, '            arriving = {"due": due, "mean": transfer.mean().copy()}', "            transfer.mean()"
+        _STEPS,
+        '            arriving = {"due": fragment.arriving.due, "mean": fragment.arriving.transfer.mean().copy()}',
+        "            fragment.arriving.transfer.mean()",
     ),
 }
 
