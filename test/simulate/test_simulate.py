@@ -37,10 +37,10 @@ def first_seed_of_commit(world):
     return int.from_bytes(hashlib.sha256(git.stdout.strip() + world.encode()).digest()[:5], "little")
 
 
-def tell_stories(world, first, seconds):
+def tell_stories(world, seeds, seconds=None):
     """Pytest shows what is printed where the test fails."""
-    print(f"stories from seed {first} on: python -m simulate {world} --seeds {first}:{first + 1000}")
-    findings, total = built(world).run(range(first, first + (1 << 30)), seconds=seconds)
+    print(f"stories from seed {seeds.start} on: python -m simulate {world} --seeds {seeds.start}:{seeds.start + 1000}")
+    findings, total = built(world).run(seeds, seconds=seconds)
     require_no_finding(findings)
     return total.stories
 
@@ -49,13 +49,16 @@ def tell_stories(world, first, seconds):
 @pytest.mark.alike
 @pytest.mark.parametrize("world", NAMES)
 def test_stories_of_random_seeds_break_no_rule(world):
-    assert tell_stories(world, secrets.randbelow(1 << 40), seconds=2) > 10
+    first = secrets.randbelow(1 << 40)
+    assert tell_stories(world, range(first, first + 10)) == 10  # also on a busy machine
+    tell_stories(world, range(first + 10, first + (1 << 30)), seconds=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", NAMES)
 def test_two_minutes_of_seeds_that_only_this_commit_has_break_no_rule(world):
-    tell_stories(world, first_seed_of_commit(world), seconds=120)
+    first = first_seed_of_commit(world)
+    tell_stories(world, range(first, first + (1 << 30)), seconds=120)
 
 
 @pytest.mark.parametrize(("world", "seed", "bug"), [words for words in _KEPT if words[0] != "#"])
