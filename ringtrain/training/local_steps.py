@@ -349,7 +349,7 @@ class _Fragment:
         self.arriving: _Arriving | None = None
 
     def drop(self) -> None:
-        """What is under way does not arrive: go on as if it had not been sent."""
+        """Forget the difference under way: go on as if it had not been sent."""
         if self.arriving is not None:
             self.error, self.arriving = self.arriving.error_before, None
 
@@ -708,6 +708,9 @@ class HasLocalSteps:
 
     def wait(self) -> None:
         """Wait for the differences under way, as `state_dict` does; they still arrive at their steps.
+
+        They also arrive after shutdown() and another init() if each rank has waited for them before. Otherwise all
+        ranks go on as if these differences had not been sent.
 
         Raises:
             RingtrainError: a transfer failed; see ringtrain.errors.

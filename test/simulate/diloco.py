@@ -6,7 +6,7 @@ inner steps, whose gradients come from the seed. The worlds of the negotiation a
 
 Rules. After each step all ranks of a generation have the same outer parameters and the same outer state. A fragment is
 sent at the steps that its number says and at no others; its outer parameters change `overlap` steps later and at no
-other step. What the codes leave out of a difference is its error, which is added to the next one. A commit is the outer
+other step. The rounding error of a difference is added to the next one. A commit is the outer
 state and the parameters of one step; ranks commit while differences are under way, too. No commit from which any rank
 has returned is lost, a death costs at most one outer step, and all ranks of a new generation begin with the
 same outer parameters. In the end every rank that lives has taken all steps.
@@ -36,7 +36,7 @@ _INNER_LR = 0.25
 
 
 class _Draw:
-    """What the seed draws before the story begins."""
+    """Draws of the seed before the story begins."""
 
     def __init__(self, story: Story):
         random = story.random
@@ -63,7 +63,7 @@ class _Draw:
 
 
 class _JobOver(Exception):
-    """All steps have been taken."""
+    """All steps have been taken, before this newcomer has taken part."""
 
 
 class _Operation:
@@ -190,7 +190,7 @@ class _World:
         self.processes.append(process)
         if self.generations:
             self.generations[-1].has_newcomers_waiting = True
-        self.threads.start(process, lambda: self.run_process(process))
+        self.threads.start(process, partial(self.run_process, process))
 
     def kill(self) -> None:
         living = [one for one in self.processes if one.runs()]
@@ -264,6 +264,12 @@ class _World:
     # --- a process, as a script of ArrayState and elastic.run
 
     def run_process(self, process: _Process) -> None:
+        try:
+            self.run_script(process)
+        except _JobOver:
+            process.is_over = True
+
+    def run_script(self, process: _Process) -> None:
         draw = self.draw
         try:
             self.join(process)
@@ -275,9 +281,6 @@ class _World:
         except PeerLostError:  # outside of elastic.run: the script ends, and its launcher starts it again
             self.end(process)
             self.start_process()
-            return
-        except _JobOver:
-            process.is_over = True
             return
         state: Any = ArrayState(weights=weights, optimizer=process.optimizer)
 
@@ -341,8 +344,8 @@ class _World:
     def inner_step(self, process: _Process, steps: LocalSteps, weights: list[Any]) -> None:
         own = steps.islands.of_rank
         for place, one in enumerate(weights):
-            seed = [process.rank, steps.inner_steps, place]
-            gradient = np.random.default_rng(seed).integers(1, 9, one.shape) * (1.5 if process.rank % 2 else -0.7)
+            first = 29 * process.rank + 13 * steps.inner_steps + 5 * place
+            gradient = (first + 3 * np.arange(one.size) ** 2) % 17 * (0.75 if process.rank % 2 else -0.35)
             if steps.islands.averages and len(own.ranks or []) > 1:
                 gradient = ops.allreduce(gradient, op=ops.Average, name=f"gradient{place}", process_set=own)
             one -= _INNER_LR * gradient
@@ -366,6 +369,8 @@ class _World:
             self.story.find(f"{process.name} begins at step {steps.inner_steps} with another state than was committed")
         if saved is not None and _bytes_of(weights) not in saved.weights:
             self.story.find(f"{process.name} begins at step {steps.inner_steps} with parameters of another step")
+        if not steps._has_outer and any(one.error is not None or one.arriving is not None for one in steps._fragments):
+            self.story.find(f"{process.name} begins before the first step with errors or differences of later ones")
         lost = self.most_outer - steps.outer_steps
         if lost > 1 or self.most_steps - steps.inner_steps > self.draw.every + self.draw.overlap:
             self.story.find(f"{process.name} begins again {lost} outer steps back, at step {steps.inner_steps}")
@@ -458,7 +463,7 @@ class _World:
 
 
 class _Expected:
-    """What a step must do, restated: taken between the inner and the outer half of the step."""
+    """The outer half of a step, restated: constructed between the inner half and the outer one."""
 
     def __init__(self, draw: _Draw, steps: LocalSteps, weights: list[Any]):
         self._draw = draw
