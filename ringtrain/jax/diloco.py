@@ -147,13 +147,21 @@ class DiLoCo(HasLocalSteps):
     def state_dict(self) -> dict[str, Any]:
         """Return the outer and the error state, with NumPy arrays: a copy that can be pickled.
 
-        Ranks of different islands have different inner states: save the parameters and the state of the inner
-        optimizer of the first rank of each island, to resume exactly.
+        Ranks of different islands have different inner states and rounding errors: save these, the parameters and the
+        state of the inner optimizer of the first rank of each island, to resume exactly.
         """
         return self._local_steps.state_dict()
 
+    def replicated_state_dict(self) -> dict[str, Any]:
+        """Return the part of `state_dict` that is the same on all ranks: without the rounding errors of an island."""
+        return self._local_steps.state_dict(with_errors=False)
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; the caller restores the parameters and the inner state.
+        """Continue from what `state_dict` or `replicated_state_dict` returned.
+
+        The caller restores the parameters and the inner state. The ranks of the island that has saved the state take
+        its rounding errors, and other ranks begin without. A state without errors leaves a rank its own ones, if the
+        rank is at the same step of the same training.
 
         Raises:
             ValueError: it is something else, or was saved with other fragments.

@@ -28,6 +28,7 @@ from ringtrain.errors import (
 )
 from ringtrain.jax.exceptions import errors
 from ringtrain.jax.trees import Tree, as_leaf, on_host
+from ringtrain.training.power_sgd import replicated_state_of
 
 __all__ = [
     "HorovodInternalError",
@@ -117,7 +118,7 @@ class JaxState(ObjectState):
                 self._put(name, copies)
         for name in self._holders:
             holder = getattr(self, name)
-            states.share_object(holder.state_dict(), root_rank, name, holder.load_state_dict)
+            states.share_object(replicated_state_of(holder), root_rank, name, holder.load_state_dict)
 
     def saved_content(self) -> Any:
         return {"objects": super().saved_content(), "trees": self._copies, "holders": self._holders}

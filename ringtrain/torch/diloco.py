@@ -141,15 +141,20 @@ class DiLoCoOptimizer(HasLocalSteps, torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the inner, the outer and the error state.
 
-        Ranks of different islands have different inner states: save that of the first rank of each island, with its
-        model, to resume exactly.
+        Ranks of different islands have different inner states and rounding errors: save that of the first rank of each
+        island, with its model, to resume exactly.
         """
-        content = super().state_dict()
-        content[_KEY] = _to_tensors(self._local_steps.state_dict())
-        return content
+        return {**super().state_dict(), _KEY: _to_tensors(self._local_steps.state_dict())}
+
+    def replicated_state_dict(self) -> dict[str, Any]:
+        """Return the part of `state_dict` that one rank may give to all: without the rounding errors of its island."""
+        return {**super().state_dict(), _KEY: _to_tensors(self._local_steps.state_dict(with_errors=False))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned; load the model, too.
+        """Continue from what `state_dict` or `replicated_state_dict` returned; load the model, too.
+
+        The ranks of the island that has saved the state take its rounding errors, and other ranks begin without. A
+        state without errors leaves a rank its own ones, if the rank is at the same step of the same training.
 
         Raises:
             ValueError: it was made by another optimizer, or with other fragments.

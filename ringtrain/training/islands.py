@@ -50,10 +50,11 @@ class Islands:
                 )
         self._given = given
         self.lists: list[list[int]] = []
+        self.own: list[int] = []  # the ranks of the island of this one
         self.of_rank = ProcessSet([])  # open while the ranks of this island average; until the end of the generation
 
     def choose(self) -> None:
-        """Set `lists`; "links" measures, so all ranks call this together.
+        """Set `lists` and `own`; "links" measures, so all ranks call this together.
 
         Raises:
             ValueError: the lists do not have each rank of the job once.
@@ -67,23 +68,21 @@ class Islands:
         else:
             lists: Any = self._given() if callable(self._given) else self._given
             self.lists = _checked(lists)
+        self.own = next(ranks for ranks in self.lists if session.rank() in ranks)
 
     def form(self) -> None:
         """Open the process set of this island, if its ranks average; all ranks call this, with the same lists."""
         if self.averages:
-            open_for_members(self.of_rank, self._own())
+            open_for_members(self.of_rank, self.own)
 
     @property
     def averages(self) -> bool:
         """Whether the ranks of this island have gradients to average, in this generation or in a later one."""
-        return len(self._own()) > 1 or (elastic_client.is_elastic() and self._given != "rank")
+        return len(self.own) > 1 or (elastic_client.is_elastic() and self._given != "rank")
 
     def is_first(self) -> bool:
         """Whether this rank is the first one of its island."""
-        return session.rank() == self._own()[0]
-
-    def _own(self) -> list[int]:
-        return next(ranks for ranks in self.lists if session.rank() in ranks)
+        return session.rank() == self.own[0]
 
 
 def _checked(lists: Any) -> list[list[int]]:

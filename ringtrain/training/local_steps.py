@@ -48,7 +48,7 @@ Fragments = int | Sequence[Sequence[str]]
 # Below that of every gradient, so that the averages inside an island overtake transfers between islands.
 _PRIORITY = -(1 << 20)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_FORMAT = "ringtrain local steps 1"
+_FORMAT = "ringtrain local steps 2"
 
 
 # --- what the user has asked for --------------------------------------------------------------------------------------
@@ -353,6 +353,16 @@ class _Fragment:
         if self.arriving is not None:
             self.error, self.arriving = self.arriving.error_before, None
 
+    def is_at(self, state: Mapping[str, Any]) -> bool:
+        """Whether the outer parameters and the difference under way are those of the state."""
+        other = state["arriving"]
+        if self.arriving is None or other is None:
+            has_same = self.arriving is other
+        else:
+            mean = self.arriving.transfer.mean()
+            has_same = self.arriving.due == other["due"] and np.array_equal(mean, other["mean"], equal_nan=True)
+        return has_same and np.array_equal(self.outer, state["outer"], equal_nan=True)
+
     def read(self, arrays: Sequence[Any]) -> Array:
         """A flat copy of the parameters."""
         values = (adapter_for(arrays[place]).on_host(arrays[place]) for place in self.places)
@@ -404,6 +414,8 @@ class LocalSteps:
         self._has_outer = False
         self._is_compared = False
         self._is_formed = False  # in this generation
+        self._generation = 0  # 0 in a job that is not elastic
+        self._rank_in: dict[int, int] = {}  # of this process in each generation
         self._prefix = ""
         self.begin_generation()
         self.number = _made
@@ -417,6 +429,9 @@ class LocalSteps:
         _numbers_taken += 1
         self._is_compared = False
         self.islands.choose()
+        seat = elastic_client.seat()
+        self._generation = 0 if seat is None else seat.generation
+        self._rank_in[self._generation] = session.rank()
         self._require_same({**self._settings.describe(), **self._plan.describe(), "islands": self.islands.lists})
         self.islands.form()
         self._is_formed = True
@@ -484,6 +499,7 @@ class LocalSteps:
         self.keep_outer(arrays)
         if not self._is_compared:
             self._require_replicas()
+            self._share_errors()
             self._is_compared = True
 
     def after_step(self, arrays: Sequence[Any]) -> None:
@@ -579,20 +595,42 @@ class LocalSteps:
             if (of_fragment != of_fragment[0]).any():
                 fragment.drop()
 
+    def _share_errors(self) -> None:
+        """Give the ranks of this island the mean of their errors, so that these go on with the same difference.
+
+        The errors differ if the ranks were in different islands before, or if one of the ranks is new.
+        """
+        own, name = self.islands.of_rank, f"{self._prefix}.errors"
+        if len(self.islands.own) == 1:
+            return
+        digests = [0 if fragment.error is None else digest_of(fragment.error) for fragment in self._fragments]
+        of_ranks = ops.allgather(np.array([digests], np.int64), name=name, process_set=own)
+        for number, fragment in enumerate(self._fragments):
+            if (of_ranks[:, number] != of_ranks[0, number]).any():
+                error = np.zeros_like(fragment.outer) if fragment.error is None else fragment.error
+                fragment.error = ops.allreduce(error, name=f"{name}{number}", op=ops.Average, process_set=own)
+
     # --- checkpoints
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, with_errors: bool = True) -> dict[str, Any]:
         """Return the outer half of a checkpoint of this rank: copies, NumPy arrays among them.
 
-        Waits for the differences under way, which all ranks have submitted; their means are part of it.
+        Waits for the differences under way, which all ranks have submitted; their means are part of it. Without errors
+        it is the same on all ranks.
         """
+        has_content = self._has_outer
         return {
             "format": _FORMAT,
             "inner_steps": self.inner_steps,
             "outer_steps": self.outer_steps,
             "hyperparameters": copy.deepcopy(self._settings.outer.hyperparameters()),
-            "fragments": [self._state_of(fragment) for fragment in self._fragments] if self._has_outer else [],
+            "fragments": [self._state_of(fragment) for fragment in self._fragments] if has_content else [],
+            "errors": self._state_of_errors() if with_errors and has_content else None,
         }
+
+    def _state_of_errors(self) -> dict[str, Any]:
+        errors = [None if fragment.error is None else fragment.error.copy() for fragment in self._fragments]
+        return {"generation": self._generation, "ranks": list(self.islands.own), "fragments": errors}
 
     def _state_of(self, fragment: _Fragment) -> dict[str, Any]:
         arriving = None
@@ -602,12 +640,14 @@ class LocalSteps:
             "names": [self._plan.names[place] for place in fragment.places],
             "outer": fragment.outer.copy(),
             "outer_state": copy.deepcopy(fragment.outer_state),
-            "error": None if fragment.error is None else fragment.error.copy(),
             "arriving": arriving,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` has returned.
+
+        The ranks of the island that has saved the state take its errors, others begin without: an error must be sent by
+        one island alone. After a state without errors a rank keeps its own ones if the state differs in nothing else.
 
         Raises:
             ValueError: it is something else, or that of other fragments or parameters.
@@ -627,20 +667,34 @@ class LocalSteps:
                     f"load_state_dict: the fragment of {_listed(one['names'])} has {np.size(one['outer'])} values in "
                     f"the checkpoint and {size} in this model"
                 )
+        errors = self._errors_after(state)
         for name, value in state["hyperparameters"].items():
             setattr(self._settings.outer, name, value)
         self.inner_steps, self.outer_steps = int(state["inner_steps"]), int(state["outer_steps"])
         self._has_outer, self._is_compared = bool(content), False
-        for fragment in self._fragments:  # a state from before the first step has none of these
-            fragment.error = fragment.arriving = None
-        for fragment, one in zip(self._fragments, content, strict=False):
+        for fragment, error in zip(self._fragments, errors, strict=True):
+            fragment.error, fragment.arriving = error, None
+        for fragment, one in zip(self._fragments, content, strict=False):  # none before the first step
             fragment.outer = np.array(one["outer"], fragment.dtype)
             fragment.outer_state = copy.deepcopy(dict(one["outer_state"]))
-            fragment.error = None if one["error"] is None else np.array(one["error"], fragment.dtype)
             arriving = one["arriving"]
             if arriving is not None:
                 mean = np.array(arriving["mean"], fragment.dtype)
                 fragment.arriving = _Arriving(int(arriving["due"]), _Transfer.done(mean), None)
+
+    def _errors_after(self, state: Mapping[str, Any]) -> list[Array | None]:
+        """Of each fragment the error after loading the state."""
+        none: list[Array | None] = [None for _ in self._fragments]
+        saved, content = state["errors"], state["fragments"]
+        if saved is not None:
+            rank = self._rank_in.get(saved["generation"], self._rank_in[self._generation])
+            errors = zip(self._fragments, saved["fragments"], strict=True)
+            is_own = rank in saved["ranks"]
+            return [np.array(one, of.dtype) if one is not None else None for of, one in errors] if is_own else none
+        is_at = self._has_outer and bool(content) and self.inner_steps == int(state["inner_steps"])
+        if is_at and all(fragment.is_at(one) for fragment, one in zip(self._fragments, content, strict=True)):
+            return [fragment.error for fragment in self._fragments]
+        return none
 
 
 def _difference_of(everyone: Sequence[dict[str, Any]]) -> str:

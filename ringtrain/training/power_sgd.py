@@ -198,6 +198,6 @@ def _length(vector: npt.NDArray[np.float64]) -> float:
 
 
 def replicated_state_of(holder: Any) -> dict[str, Any]:
-    """Returns the state of an optimizer that is the same on all ranks; with PowerSGD each rank has errors besides."""
+    """Returns the state that one rank may give to all; with PowerSGD and DiLoCo each one has errors besides."""
     state: dict[str, Any] = getattr(holder, "replicated_state_dict", holder.state_dict)()
     return state

@@ -30,6 +30,10 @@ def gradient(rank, step, parameters):
 
 def note(*words):
     print(*words, flush=True)
+
+def keep(state):
+    if "CHECKPOINT" in os.environ:
+        state.save_to(os.environ["CHECKPOINT"], every_s=0)
 """
 
 NUMPY = (
@@ -58,6 +62,7 @@ def train(state):
             state.commit()
 
 state = hvd.elastic.ArrayState(weights=weights, optimizer=optimizer)
+keep(state)
 train(state)
 note("result", b"".join(one.tobytes() for one in state.weights).hex())
 """
@@ -100,7 +105,9 @@ def train(state):
         if optimizer.outer_steps > outer_steps:
             state.commit()
 
-train(hvd.elastic.TorchState(model, optimizer))
+state = hvd.elastic.TorchState(model, optimizer)
+keep(state)
+train(state)
 note("result", b"".join(one.detach().numpy().tobytes() for one in model.parts).hex())
 """
 )
@@ -199,6 +206,21 @@ def test_a_newcomer_gets_the_outer_state(tmp_path, program, code):
     assert [size for _, size in whole] == [2, 3]
     assert generations_of(newcomer.output()) == whole[1:]
     assert {result_of(text) for text in texts} == {expected(whole, former, code)[0]}
+
+
+@pytest.mark.parametrize("program", (NUMPY, TORCH), ids=("numpy", "torch"))
+def test_after_the_loss_of_all_ranks_one_rank_goes_on_with_the_errors_of_the_file(tmp_path, program):
+    program, file = program.replace("CODE_", "int8"), str(tmp_path / "state")
+    with elastic_job(program, tmp_path, 2, CHECKPOINT=file) as job:
+        job.process(job.formed(1).members[0]).wait_for("step 10 ")
+        for process in job.processes:
+            process.kill()
+    (tmp_path / "again").mkdir()
+    with elastic_job(program, tmp_path / "again", 2, CHECKPOINT=file) as job:
+        texts = [job.process(member).ends() for member in job.formed(1).members]
+    (generations, same) = map(generations_of, texts)
+    assert generations == same and generations[0][0] >= 8
+    assert [result_of(text) for text in texts] == expected([(0, 2), *generations], [0, None], "int8")
 
 
 ISLANDS = """

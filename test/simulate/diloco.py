@@ -6,10 +6,11 @@ inner steps, whose gradients come from the seed. The worlds of the negotiation a
 
 Rules. After each step all ranks of a generation have the same outer parameters and the same outer state. A fragment is
 sent at the steps that its number says and at no others; its outer parameters change `overlap` steps later and at no
-other step. The rounding error of a difference is added to the next one. A commit is the outer
-state and the parameters of one step; ranks commit while differences are under way, too. No commit from which any rank
-has returned is lost, a death costs at most one outer step, and all ranks of a new generation begin with the
-same outer parameters. In the end every rank that lives has taken all steps.
+other step. The rounding error of a difference is added to the next one. A commit is the outer state, the errors and the
+parameters of one step; ranks commit while differences are under way, too. No commit from which any rank has returned is
+lost, a death costs at most one outer step, and all ranks of a new generation begin with the same outer parameters. A
+rank goes back to its own errors and begins a generation with them if it was at that step; otherwise it begins without.
+The ranks of an island take the mean of theirs. In the end every rank that lives has taken all steps.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Draw:
         self.islands = random.choice(["rank", "pairs"])
         self.steps = self.every * random.randint(2, 5) + random.randrange(self.every)
         self.commit_at = random.choice([None, random.randrange(self.every)])  # of the steps of a period, besides
-        self.asks_for_news, self.saves = random.random() < 0.3, random.random() < 0.3
+        self.asks_for_news, self.saves = random.random() < 0.5, random.random() < 0.5
         self.most_delay_s = random.choice([0.01, 0.5, 3.0])
         self.kills = [random.uniform(0.5, 25) for _ in range(random.choice([0, 0, 1, 2, 3]))]
         self.joins = [random.uniform(0.5, 25) for _ in range(random.choice([0, 0, 1, 2]))]
@@ -60,6 +61,9 @@ class _Draw:
         code = getattr(compression.Compression, self.code)
         outer = optim.SGD(lr=0.7, momentum=0.9, nesterov=True)
         return Settings(self.every, outer, self.fragments, self.overlap, self.mixing, code, given)
+
+
+_Errors = list[Any]  # of each fragment; None where nothing was left out
 
 
 class _JobOver(Exception):
@@ -106,6 +110,7 @@ class _Generation:
         self.pending: dict[tuple[tuple[int, ...], str], _Operation] = {}
         self.handles: dict[int, list[_Handle]] = {}
         self.digests: dict[str, bytes] = {}  # of the outer state, by the step
+        self.errors: dict[int, _Errors] = {}  # of each rank after it has taken the newest state
 
 
 class _Process:
@@ -119,6 +124,9 @@ class _Process:
         self.optimizer: Any = None
         self.has_trained = self.is_trained = False  # has begun to; has taken all steps
         self.is_committing = False
+        self.saved_errors: _Errors = []
+        self.before: _Before | None = None
+        self.is_first_step = False  # of the generation
 
     @property
     def name(self) -> str:
@@ -142,6 +150,9 @@ class _Optimizer(HasLocalSteps):
     def state_dict(self) -> Any:
         return {"diloco": self._local_steps.state_dict()}
 
+    def replicated_state_dict(self) -> Any:
+        return {"diloco": self._local_steps.state_dict(with_errors=False)}
+
     def load_state_dict(self, state: Any) -> None:
         self._local_steps.load_state_dict(state["diloco"])
 
@@ -152,6 +163,14 @@ class _Saved(NamedTuple):
     generation: int
     content: bytes
     weights: set[bytes]
+
+
+class _Before(NamedTuple):
+    """A process when a generation forms, before it takes the newest state."""
+
+    step: int
+    content: bytes
+    errors: _Errors
 
 
 class _World:
@@ -286,10 +305,17 @@ class _World:
 
         def save() -> None:
             ArrayState.save(state)
+            process.saved_errors = _errors_of(steps)
             if process.is_committing:
                 self.note_commit(process, steps, weights)
 
-        state.save = save
+        def restore() -> None:
+            ArrayState.restore(state)
+            if not _are_same(process.saved_errors, _errors_of(steps)):
+                self.story.find(f"{process.name} goes back to other errors than it has saved")
+
+        state.save, state.restore = save, restore
+        process.saved_errors = _errors_of(steps)
 
         def reset() -> None:
             while True:
@@ -298,6 +324,7 @@ class _World:
                 try:
                     local_steps._numbers_taken = 0
                     steps.begin_generation()
+                    process.before = _Before(steps.inner_steps, _content_of(steps), _errors_of(steps))
                     return
                 except PeerLostError:
                     continue
@@ -322,10 +349,12 @@ class _World:
             self.threads.wait(None, self.story.now + random.uniform(0.01, 0.3))
             if draw.asks_for_news and steps.inner_steps % 2:
                 state.check_host_updates()
-            if draw.saves and random.random() < 0.2:
+            if draw.saves and random.random() < 0.4:
                 process.optimizer.state_dict()  # for a file of this rank alone
             weights, outer_steps = state.weights, steps.outer_steps
             steps.before_step(weights)
+            if process.is_first_step:
+                self.check_errors_of_island(process, steps)
             self.inner_step(process, steps, weights)
             expected = _Expected(self.draw, steps, weights)
             steps.after_step(weights)
@@ -371,10 +400,37 @@ class _World:
             self.story.find(f"{process.name} begins at step {steps.inner_steps} with parameters of another step")
         if not steps._has_outer and any(one.error is not None or one.arriving is not None for one in steps._fragments):
             self.story.find(f"{process.name} begins before the first step with errors or differences of later ones")
+        self.check_errors(process, steps)
         lost = self.most_outer - steps.outer_steps
         if lost > 1 or self.most_steps - steps.inner_steps > self.draw.every + self.draw.overlap:
             self.story.find(f"{process.name} begins again {lost} outer steps back, at step {steps.inner_steps}")
         self.check_same(process, steps)
+
+    def check_errors(self, process: _Process, steps: LocalSteps) -> None:
+        """Those with which a rank begins: its own ones, if it was where the newest state is."""
+        before = process.before
+        expected: _Errors = [None for _ in steps._fragments]
+        if before is not None and (before.step, before.content) == (steps.inner_steps, _content_of(steps)):
+            expected = before.errors
+        own = process.generation.errors[process.rank] = _errors_of(steps)
+        process.is_first_step = True
+        if not _are_same(own, expected):
+            self.story.find(f"{process.name} begins at step {steps.inner_steps} with other errors than its own")
+
+    def check_errors_of_island(self, process: _Process, steps: LocalSteps) -> None:
+        process.is_first_step = False
+        ranks = next(ranks for ranks in steps.islands.lists if process.rank in ranks)
+        expected = []
+        for fragment, errors in zip(
+            steps._fragments, zip(*(process.generation.errors[rank] for rank in ranks), strict=True), strict=True
+        ):
+            if all(_are_same([one], [errors[0]]) for one in errors):
+                expected.append(errors[0])
+                continue
+            total = sum(np.zeros(fragment.outer.size) if one is None else one.astype(np.float64) for one in errors)
+            expected.append((total / len(ranks)).astype(fragment.dtype))
+        if not _are_same(_errors_of(steps), expected):
+            self.story.find(f"{process.name} has other errors than its island in step {steps.inner_steps + 1}")
 
     def check_step(self, process: _Process, steps: LocalSteps, expected: _Expected) -> None:
         self.most_steps = steps.inner_steps
@@ -511,6 +567,14 @@ def _bytes_of(arrays: list[Any]) -> bytes:
     return b"".join(one.tobytes() for one in arrays)
 
 
+def _errors_of(steps: LocalSteps) -> _Errors:
+    return [None if one.error is None else one.error.copy() for one in steps._fragments]
+
+
+def _are_same(errors: _Errors, others: _Errors) -> bool:
+    return [one is None or one.tobytes() for one in errors] == [one is None or one.tobytes() for one in others]
+
+
 def _content_of(steps: LocalSteps) -> bytes:
     """The outer state with the means that are under way, for which it waits."""
     parts: list[Any] = []
@@ -543,7 +607,9 @@ def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:
     def open_for_members(process_set: Any, ranks: list[int]) -> None:
         process_set.ranks = ranks
 
-    seat = lambda: SimpleNamespace(generation=1, has_newcomers=True)  # noqa: E731
+    def seat() -> SimpleNamespace:
+        return SimpleNamespace(generation=world.running().generation.number, has_newcomers=True)
+
     silent = SimpleNamespace(warning=lambda *_: None, error=lambda *_: None)
     try:
         with replaced(

@@ -238,11 +238,31 @@ ELASTIC = {
 }
 
 _STEPS = "training/local_steps.py"
-DILOCO = {
+DILOCO: dict[str, Patch | tuple[Patch, ...]] = {
     "what the codes leave out is lost": Patch(_STEPS, "            difference += error_before\n", "            pass\n"),
     "a state from before the first step leaves the errors of later ones": Patch(
-        _STEPS, "            fragment.error = fragment.arriving = None\n", "            fragment.arriving = None\n"
+        _STEPS,
+        "            fragment.error, fragment.arriving = error, None\n",
+        "            fragment.error, fragment.arriving = error if content else fragment.error, None\n",
     ),
+    "all ranks take the errors of one": (
+        Patch("elastic/states.py", "share_object(replicated_state_of(holder),", "share_object(holder.state_dict(),"),
+        Patch(_STEPS, 'is_own = rank in saved["ranks"]', "is_own = True"),
+    ),
+    "a rank that has lost its last commit keeps its errors": Patch(
+        _STEPS,
+        'self.inner_steps == int(state["inner_steps"])\n        if is_at and all(fragment.is_at(one)',
+        "True\n        if is_at and all(True",
+    ),
+    "a rank that has dropped a difference keeps its errors where it arrives": Patch(
+        _STEPS, "has_same = self.arriving is other", "has_same = True"
+    ),
+    "a rank with another number in the new generation loses its errors": Patch(
+        _STEPS,
+        'self._rank_in.get(saved["generation"], self._rank_in[self._generation])',
+        "self._rank_in[self._generation]",
+    ),
+    "the ranks of an island keep different errors": Patch(_STEPS, "            self._share_errors()\n", ""),
     "a fragment is taken as soon as it has come": Patch(_STEPS, "fragment.arriving.due <= self.inner_steps:", "True:"),
     "a newcomer begins with a new state of the outer optimizer": Patch(
         _STEPS,
@@ -278,6 +298,6 @@ PLANTED: Mapping[str, Mapping[str, Sequence[Patch]]] = {
     "sockets": SOCKETS,
     "store": {bug: (patch,) if isinstance(patch, Patch) else patch for bug, patch in STORE.items()},
     "scheduler": {bug: (patch,) for bug, patch in SCHEDULER.items()},
-    "diloco": {bug: (patch,) for bug, patch in DILOCO.items()},
+    "diloco": {bug: (patch,) if isinstance(patch, Patch) else patch for bug, patch in DILOCO.items()},
     "elastic": {bug: (patch,) for bug, patch in ELASTIC.items()},
 }

@@ -56,7 +56,7 @@ def train(
         gradient: of (rank, step, parameters), step being 0 at first.
         fragments: places of the parameters of each; None is one of all.
         changes: from this many steps on, of each island of one rank the island that it was before, or None for a
-            newcomer. All go on with what the first one has.
+            newcomer. All go on with what the first one has, each with its own errors.
         lost: after these numbers of steps, what is under way counts as never sent.
     """
     changes = changes or {}
@@ -102,7 +102,7 @@ def train(
             islands = [[rank] for rank in range(len(former))]
             assert former[0] is not None
             parameters = [[array.copy() for array in parameters[former[0]]] for _ in former]
-            errors = [dict(errors[former[0]]) for _ in former]
+            errors = [{} if rank is None else dict(errors[rank]) for rank in former]
         if step - 1 in lost:
             assert len(arriving) == 1
             arriving.clear()

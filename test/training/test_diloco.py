@@ -299,6 +299,74 @@ def test_a_checkpoint_resumes_exactly(code, steps):
     require_equal(again, weights)
 
 
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("code", ("fp16", "int4"))
+@pytest.mark.parametrize("steps", (8, 9, 11))  # a difference is under way after 9
+def test_a_file_of_one_rank_gives_its_errors_to_that_rank_alone(code, steps):
+    def new(weights):
+        how = {"compression": getattr(Compression, code), "islands": "rank"}
+        return hvd.DiLoCo(optim.SGD(lr=0.3), weights, 4, outer=outer(), overlap=2, mixing=0.5, **how)
+
+    weights = start()
+    optimizer = new(weights)
+    train(optimizer, weights, steps, of=rough_gradient)
+    weights, state = hvd.broadcast_object((weights, optimizer.state_dict()))
+    other = new(weights)
+    other.load_state_dict(state)
+    train(other, weights, 12, steps, of=rough_gradient)
+    expected = diloco_reference.train(
+        start(),
+        rough_gradient,
+        alone(),
+        steps + 12,
+        every=4,
+        inner_lr=0.3,
+        outer_lr=0.5,
+        momentum=0.5,
+        overlap=2,
+        mixing=0.5,
+        code=code,
+        changes={steps: [0, None]},
+    )
+    require_equal(weights, expected[hvd.rank()])
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("code", ("none", "fp16", "int8"))
+def test_ranks_that_form_an_island_go_on_with_the_mean_of_their_errors(code):
+    def new(weights, islands):
+        how = {"compression": getattr(Compression, code), "islands": islands}
+        return hvd.DiLoCo(optim.SGD(lr=0.3), weights, 4, outer=outer(), fragments=2, **how)
+
+    def errors_of(optimizer):
+        return optimizer.state_dict()["diloco"]["errors"]["fragments"]
+
+    weights = start()
+    optimizer = new(weights, "rank")
+    train(optimizer, weights, 6, of=rough_gradient)
+    of_ranks = hvd.allgather_object(errors_of(optimizer))
+    weights, state = hvd.broadcast_object(weights), optimizer.state_dict()
+
+    lists = [[0, 3], [1, 2]]
+    other = new(weights, lists)
+    other.load_state_dict(state)
+    train(other, weights, 1, 6, of=rough_gradient)
+    (one, two) = next(ranks for ranks in lists if hvd.rank() in ranks)
+    assert (of_ranks[0][0] is None) == (code == "none")
+    for own, first, second in zip(errors_of(other), of_ranks[one], of_ranks[two], strict=True):
+        if code == "none":
+            assert own is None
+        else:
+            assert (first != second).any() and (own == (first + second) / 2).all()
+    # the next file of either rank is for both
+    state = hvd.broadcast_object(other.state_dict(), root_rank=one, process_set=other._local_steps.islands.of_rank)
+    other.load_state_dict(state)
+    train(other, weights, 1, 7, of=rough_gradient)
+    assert pickle.dumps(errors_of(other)) == pickle.dumps(hvd.allgather_object(errors_of(other))[one])
+    close(other)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("code", ("none", "int4"))
 @pytest.mark.parametrize("savers", ((), (1,), (0, 1)))

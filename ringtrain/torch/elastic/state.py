@@ -68,7 +68,8 @@ class StateDictHandler(StateHandler):
 
     def sync_from(self, root_rank: int) -> None:
         name = type(self.value).__name__
-        states.share_object(self.value.state_dict(), root_rank, name, self.value.load_state_dict, broadcast_object)
+        content = replicated_state_of(self.value)
+        states.share_object(content, root_rank, name, self.value.load_state_dict, broadcast_object)
 
     def saved_content(self) -> Any:
         """The copy, for a file."""

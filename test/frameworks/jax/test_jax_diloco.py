@@ -142,6 +142,36 @@ def test_a_state_of_jax_goes_back_to_its_commit(tmp_path):
 
 
 @pytest.mark.ranks(2)
+def test_ranks_of_jax_keep_their_errors_and_a_newcomer_has_none():
+    def new_state():
+        params = new_params()
+        how = {"overlap": 2, "compression": Compression.int4, "islands": "rank"}
+        optimizer = hvd.DiLoCo(optax.sgd(0.5), params, 4, **how)
+        return hvd.elastic.JaxState(params=params, opt_state=optimizer.init(params), optimizer=optimizer)
+
+    def errors_of(state):
+        return [one.tolist() for one in state.optimizer.state_dict()["errors"]["fragments"] if one is not None]
+
+    def train(state):
+        step = compiled(state.optimizer)
+        for number in range(5):
+            params, state.opt_state, _ = step(state.params, state.opt_state, batch_of(number))
+            state.params = state.optimizer.after_step(params)
+        state.commit()
+
+    state, newcomer = new_state(), new_state()
+    train(state)
+    before = errors_of(state)
+    assert len({str(one) for one in hvd.allgather_object(before)}) == 2
+    state.sync()
+    assert errors_of(state) == before
+    own = state if hvd.rank() == 0 else newcomer
+    own.sync()
+    assert own.optimizer.inner_steps == 5 and own.optimizer.is_transferring
+    assert errors_of(own) == (before if hvd.rank() == 0 else [])
+
+
+@pytest.mark.ranks(2)
 def test_bfloat16_parameters_of_jax_follow_the_mean():
     params = new_params("bfloat16")
     optimizer = hvd.DiLoCo(optax.sgd(0.5), params, 2, islands="rank")
