@@ -262,6 +262,10 @@ nb::bytes leave_worker(StoreServer& server, int worker, uint32_t first_term) {
   return bytes_from([&] { return server.left(worker, first_term); });
 }
 
+nb::bytes find_worker_again(StoreServer& server, int worker, uint32_t first_term) {
+  return bytes_from([&] { return server.back(worker, first_term); });
+}
+
 // (worker, what settle() takes) of each.
 nb::list find_server_again(StoreServer& server, int number) {
   std::vector<std::pair<int, Bytes>> all;
@@ -418,8 +422,9 @@ void bind_store_server(nb::module_& module) {
            "Another server that was gone is there again. Returns what it needs to settle() pushes to keys at several "
            "servers that it finds in the memory of the server before it: of each worker that was dead.")
       .def("left", &leave_worker, nb::arg("worker"), nb::arg("first_term") = 0, "A worker is done. Returns as lost().")
-      .def("back", &StoreServer::back, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
-           "A worker that was dead is there again.")
+      .def("back", &find_worker_again, nb::arg("worker"), nb::arg("first_term") = 0,
+           "A worker has another process. Returns as lost(); the others know it, unless this server has taken the "
+           "place of a lost one.")
       .def(
           "parts", [](StoreServer& server) { return server.stores().parts(); }, Release(),
           "(store, number of chunks) of all that it keeps.")

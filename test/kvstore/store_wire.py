@@ -82,8 +82,8 @@ for line in sys.stdin:
             kept.append((store, server.describe(part).hex(), blocks))
         print(json.dumps(kept).encode().hex(), flush=True)
         continue
-    if what == "loses":
-        print(server.lost(int(text), 1).hex(), flush=True)
+    if what in ("loses", "finds"):
+        print((server.lost if what == "loses" else server.back)(int(text), 1).hex(), flush=True)
         continue
     if what == "takes_descriptors":
         takes.set() if int(text) else takes.clear()
@@ -97,6 +97,10 @@ for line in sys.stdin:
             (_, part, piece), _, _, gradient, weight = server.take(20)
             sums = [a + b for a, b in zip(array.array("f", gradient), array.array("f", weight), strict=True)]
             server.finish(part, piece, array.array("f", sums).tobytes())
+    elif what == "adopts":
+        spec, pid, ticket = text.split(":")
+        server.begin_recovery()
+        server.adopt([(0, 0, bytes.fromhex(spec), int(pid), int(ticket))])
     elif what == "restored":
         server.begin_recovery()
         for part, (store, description, blocks) in enumerate(json.loads(bytes.fromhex(text))):
@@ -126,12 +130,17 @@ class Server:
         """Has it do this.
 
         `copies`: all that it keeps; `restored`: it keeps that; `updates`: adds so many gradients to their values.
-        `loses`: the first process of a worker is dead; what `settles` needs at another server, behind both numbers.
+        `loses`: the first process of a worker is dead; `finds`: and the second one is there; both give what `settles`
+        needs at another server, behind both numbers. `adopts`: goes on with the memory of a part.
         """
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(f"{what} {text}\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def stop(self) -> None:
         """All its threads: they may run on for a moment after the signal."""
@@ -153,14 +162,15 @@ class Server:
 
 @contextlib.contextmanager
 def served(shares_memory: bool = False, drop_percent: float = 0, threads: int = 1, number: int = 0) -> Iterator[Server]:
-    """It must end well when its input does."""
+    """It must end well when its input does, unless the test kills it."""
     options = (int(shares_memory), drop_percent, threads, number)
     command = [sys.executable, "-c", _SERVER, *map(str, options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield Server(process, number)
-        process.communicate(timeout=_WITHIN_S)
-        assert process.returncode == 0
+        if process.returncode != -signal.SIGKILL:
+            process.communicate(timeout=_WITHIN_S)
+            assert process.returncode == 0
     finally:
         process.kill()
         process.wait()

@@ -147,6 +147,33 @@ def test_a_push_is_dropped_when_the_primary_is_lost_unless_a_chunk_was_pushed() 
             stores.require(0, value)
 
 
+@pytest.mark.parametrize("every", [0, CHUNKS])
+def test_a_primary_that_goes_on_with_its_memory_tells_of_a_process_whose_place_another_one_has(every: int) -> None:
+    with two_servers() as stores:
+        memory = Part([("float32", COUNT)], capacity=CAPACITY, of=(stores.servers[0].process.pid, stores.tickets[0]))
+
+        def work() -> None:
+            primary, other = stores.actors()
+            stage(other, True)
+            stage(primary, True, every)
+
+        die_after(work)
+        stores.servers[0].kill()
+        stores.servers[1].ask("loses", "0")
+        stores.servers[1].tell("lost_server", 0)
+        with served(shares_memory=True, number=0) as primary:
+            pid, ticket = memory.name
+            primary.ask("adopts", f"{part_spec((COUNT,)).hex()}:{pid}:{ticket}")
+            begun = primary.ask("finds", "0")
+            stores.servers[1].tell("back_server", 0)
+            with Worker(stores.servers[1], 0) as successor:
+                assert successor.ask("hello", number=1).said == "done"
+                assert successor.ask("attach").said == "held"
+                stores.servers[1].ask("settles", f"0:0:{begun}")
+                Stores([primary, stores.servers[1]], []).require(3, 3)
+                assert successor.ask("attach").said == "done"
+
+
 @pytest.mark.parametrize("is_copied", [True, False])
 def test_a_process_that_was_expelled_publishes_nothing(is_copied: bool) -> None:
     with two_servers() as stores:

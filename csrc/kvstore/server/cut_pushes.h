@@ -31,8 +31,9 @@
 //               dropped: as at the primary.
 //     published applied: its worker does so, or the server after its death if one chunk is.
 //               orphaned: its worker is dead, and no chunk is applied.
-//     orphaned  applied, dropped: as above. A server that goes on with such memory hears it from the primary when this
-//               one hears of it.
+//     orphaned  applied, dropped: as above. The primary tells a server that goes on with such memory when it hears that
+//               this server is back. A primary that goes on with such memory tells the others, also of dead processes
+//               whose places have been taken again.
 //
 // A worker that shares memory with some servers of the key only pushes it by TCP.
 #pragma once

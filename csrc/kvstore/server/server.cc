@@ -213,11 +213,14 @@ Bytes StoreServer::left(int worker, uint32_t first_term) {
   return begun;
 }
 
-void StoreServer::back(int worker, uint32_t first_term) {
+Bytes StoreServer::back(int worker, uint32_t first_term) {
   require_worker(worker);
   shared_.stores.admit(worker, first_term);
+  shared_.stores.close_stages(worker, first_term);
+  Bytes begun = shared_.stores.cut_pushes().lose_worker(worker, first_term);
   shared_.stores.set_presence(worker, Presence::here);
   look_at_all();
+  return begun;
 }
 
 void StoreServer::look_at_all() {

@@ -108,9 +108,9 @@ class StoreServer final : Connector::Owner {
   ServerStores& stores() { return shared_.stores; }
   const ServerWords& words() const { return shared_.words; }
 
-  // A worker is dead: its connection ends, and nobody waits for it. And it is back. `first_term`: from now on only
-  // processes of this term or a later one act in its name, see WorkerPlace. Returns what the other servers need to
-  // settle() what it has pushed to keys at several servers.
+  // A worker is dead: its connection ends, and nobody waits for it. `first_term`: from now on only processes of this
+  // term or a later one act in its name, see WorkerPlace. Returns what the other servers need to settle() what it has
+  // pushed to keys at several servers.
   Bytes lost(int worker, uint32_t first_term);
   void settle(int worker, int server, const Bytes& begun);
   // Another server is gone; another one has taken its place.
@@ -120,7 +120,9 @@ class StoreServer final : Connector::Owner {
   // A worker is done. Nobody waits for it, and its last pushes, which may still come, count, except to keys at several
   // servers. Returns the same as lost().
   Bytes left(int worker, uint32_t first_term);
-  void back(int worker, uint32_t first_term);
+  // A worker has another process, of this term. Returns the same as lost(). The others know it, unless this server has
+  // taken the place of a lost one, which may not have heard of the death of the process before.
+  Bytes back(int worker, uint32_t first_term);
   // Of values that a program updates, see ServerStores; waits for the next one at most so long.
   std::optional<ServerStores::Taken> take(double longest_s);
   void finish(size_t part, size_t piece, const Bytes& weight);

@@ -318,13 +318,12 @@ void ServerStores::resume(Store& store, const EndedJoins& ended) {
 
 void ServerStores::set_presence(int worker, Presence presence) {
   const Lock lock(mutex_);
-  if (presence == Presence::gone) {
+  if (presence == Presence::gone)
     gone_.insert(worker);
-    unfinished_.insert(worker);
-    finish_all();
-  } else {
+  else
     gone_.erase(worker);
-  }
+  unfinished_.insert(worker);
+  finish_all();
   for (auto& [number, store] : stores_) {
     const auto joined = store.joins.find(static_cast<uint32_t>(worker));
     // The news that it has come back may arrive after its join.
@@ -441,7 +440,7 @@ bool ServerStores::finish_stage(Actor& actor, uint32_t store, int worker) {
 void ServerStores::settle(int worker, int server, const Bytes& begun) {
   cut_pushes_.settle(worker, server, begun);
   const Lock lock(mutex_);
-  if (gone_.count(worker)) unfinished_.insert(worker);
+  unfinished_.insert(worker);
   finish_all();
 }
 

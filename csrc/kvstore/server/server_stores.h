@@ -136,9 +136,9 @@ class ServerStores {
   CutPushes cut_pushes_;
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
-  std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);         // by worker
-  std::set<int> gone_ GUARDED_BY(mutex_);                          // workers that are dead
-  std::set<int> unfinished_ GUARDED_BY(mutex_);                    // dead workers whose last push may be in parts
+  std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);  // by worker
+  std::set<int> gone_ GUARDED_BY(mutex_);                   // workers that are dead
+  std::set<int> unfinished_ GUARDED_BY(mutex_);             // workers: a dead process may have left a push in parts
   std::map<int, std::vector<LateChunk>> late_ GUARDED_BY(mutex_);  // by worker
   std::atomic<bool> has_unfinished_ = false;
   std::vector<std::pair<uint32_t, size_t>> order_ GUARDED_BY(mutex_);  // store and number of each Part, as they came

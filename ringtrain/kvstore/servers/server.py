@@ -304,7 +304,7 @@ def _take_over(
         first_term = world.terms[worker] + 1 if worker in world.terms else 0
         _settle(arrival, worker, server.lost(worker, first_term))
     for worker in world.living:
-        server.back(worker, world.terms[worker])
+        _settle(arrival, worker, server.back(worker, world.terms[worker]))
     for other in world.lost_servers:
         if other != arrival.number:
             server.lost_server(other)

@@ -882,8 +882,10 @@ class World {
       if (one.is_lost || one.is_over)
         fence(self, one);
       else
-        self.server->back(worker, one.term);
+        tell_begun(self, worker, self.server->back(worker, one.term));
     }
+    for (int other = 0; other < draw_.servers; ++other)
+      if (other != self.number && of_place(false, other)->is_lost) self.server->lost_server(other);
     say(self, keeps ? "goes on with the memory of its workers" : "goes on from a snapshot");
     const int number = self.number, port = self.rank;
     if (self.is_lost || is_scheduler_dead_) return;
