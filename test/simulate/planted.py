@@ -192,7 +192,7 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     ),
 }
 
-_MEMBERSHIP = "kvstore/servers/membership.py"
+_MEMBERSHIP, _SERVER = "kvstore/servers/membership.py", "kvstore/servers/server.py"
 
 SCHEDULER = {
     "a process that was refused a place is not understood": Patch(
@@ -218,6 +218,16 @@ SCHEDULER = {
         _MEMBERSHIP,
         'return answers if answers or not self._lost else self.lose(Place("worker", 0), self._lost)',
         "return answers",
+    ),
+    "a server that comes back does not tell of a worker that has come back before": Patch(
+        _SERVER,
+        "_settle(arrival, worker, server.back(worker, world.terms[worker]))",
+        "server.back(worker, world.terms[worker])",
+    ),
+    "a server does not tell a server that comes back of dead workers": Patch(
+        _SERVER,
+        "        for worker, begun in server.back_server",
+        "        for worker, begun in [] and server.back_server",
     ),
 }
 

@@ -49,6 +49,7 @@ class _Process:
         self.world, self.role, self.number, self.attempt, self.pid = world, role, number, attempt, pid
         self.is_killed = self.is_over = False
         self.stopped_until = 0.0
+        self.stores: _Server | None = None
         self.connections: list[_Connection] = []
         self.waits_for = ""
         self.is_new = attempt > 0
@@ -258,7 +259,7 @@ class _Client:
         def is_done() -> bool:
             if self._ended or (is_synchronous and self._lost) or self._lost_for_good():
                 return True
-            if self._lost_servers:
+            if self._lost_servers or not self._world.is_settled(self._number, self._term):
                 return False
             others = range(self._world.workers) if is_synchronous else ()
             return all(pushed.get(other, 0) >= own for other in others)
@@ -277,27 +278,31 @@ class _Client:
 
 
 class _Server:
-    """In the place of the core's StoreServer."""
+    """In the place of the core's StoreServer: which processes of workers it knows to be dead, and which others do."""
+
+    def __init__(self) -> None:
+        self._first_terms: dict[int, int] = {}  # by worker: the processes before are dead
+        self.told: dict[tuple[int, int], int] = {}  # the same, by worker and the server that has told it
 
     def metrics(self) -> dict[str, float]:
         return {}
 
     def lost(self, worker: int, first_term: int) -> bytes:
-        return b""
+        self._first_terms[worker] = max(first_term, self._first_terms.get(worker, 0))
+        return first_term.to_bytes(4, "little")
 
-    def settle(self, worker: int, server: int, begun: bytes) -> None: ...
+    left = back = lost
+
+    def settle(self, worker: int, server: int, begun: bytes) -> None:
+        first_term = int.from_bytes(begun, "little")
+        self.told[worker, server] = max(first_term, self.told.get((worker, server), 0))
 
     def lost_server(self, server: int) -> None: ...
 
     def back_server(self, server: int) -> list[tuple[int, bytes]]:
-        return []
+        return [(worker, term.to_bytes(4, "little")) for worker, term in self._first_terms.items()]
 
     def begin_recovery(self) -> None: ...
-
-    def left(self, worker: int, first_term: int) -> bytes:
-        return b""
-
-    def back(self, worker: int, first_term: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -455,6 +460,16 @@ class _World:
 
     def last(self, role: str, number: int) -> _Process:
         return [one for one in self._of(role) if one.number == number][-1]
+
+    def is_settled(self, worker: int, term: int) -> bool:
+        """Whether the servers have heard of each other what has become of the pushes of processes before this one."""
+        servers = {number: self.last(SERVER, number) for number in range(self.servers)}
+        stores = {number: one.stores for number, one in servers.items() if one.runs() and one.stores}
+        return all(
+            one.told.get((worker, other), 0) >= term
+            for number, one in stores.items()
+            for other in stores.keys() - {number}
+        )
 
     # ------------------------------------------------------------------------------------------------------ network
 
@@ -645,6 +660,11 @@ def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:
         assert world.threads.running is not None
         return _Client(world, world.threads.running.process, arrival.number, own.terms[arrival.number])
 
+    def make_server(*_: object) -> _Server:
+        assert world.threads.running is not None
+        made = world.threads.running.process.stores = _Server()
+        return made
+
     hub = lambda _sock, _secret, listener, _silent_s, tick_s, _most=0: _Hub(world, listener, tick_s)  # noqa: E731
     try:
         with replaced(
@@ -663,7 +683,7 @@ def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:
             (worker, "metrics", count),
             (worker, "serve_metrics", lambda *_: None),
             (server, "queue", fakes["queue"]),
-            (server, "make_server", lambda *_: _Server()),
+            (server, "make_server", make_server),
             (server, "serve_metrics", lambda *_: None),
             (server, "metrics", count),
             (server, "_snapshots", lambda _: _Nothing()),
