@@ -119,6 +119,7 @@ class _Process:
         self.is_killed = self.is_over = self.waits_to_join = False
         self.stopped_until = 0.0
         self.generation: Any = None
+        self.former_rank: int | None = None
         self.commits = 0
         self.unnamed = 0
         self.optimizer: Any = None
@@ -181,6 +182,7 @@ class _World:
         self.processes: list[_Process] = []
         self.generations: list[_Generation] = []
         self.committed_steps = self.committed_outer = 0
+        self.news_since_commit = 0  # generations that ended for news
         self.saved: dict[int, _Saved] = {}  # by the step of the commit
         self.most_steps = self.most_outer = 0  # that any rank of the last generation has taken
 
@@ -243,6 +245,8 @@ class _World:
     # --- generations
 
     def join(self, process: _Process) -> None:
+        if process.generation is not None:
+            process.former_rank = process.rank
         process.generation, process.waits_to_join, process.unnamed = None, True, 0
         self.form()
         self.threads.wait(lambda: process.generation is not None or self.is_over())
@@ -256,13 +260,20 @@ class _World:
         )
 
     def form(self) -> None:
-        """Once all that live wait for it. The process with the newest commit is rank 0, as in the real job."""
+        """Once all that live wait for it.
+
+        As in the real job rank 0 is the process with the newest commit; of several the one that had the lowest rank
+        before, and a new one only if there is no other.
+        """
         living = [one for one in self.processes if one.runs()]
         if self.is_over() or not living or not all(one.waits_to_join for one in living):
             return
+        first = min(living, key=lambda one: (-one.commits, one.former_rank is None, one.former_rank or 0))
+        living.remove(first)
         self.story.random.shuffle(living)
-        living.sort(key=lambda one: -one.commits)
+        living.insert(0, first)
         generation = _Generation(len(self.generations) + 1, living)
+        self.news_since_commit += bool(self.generations) and not self.generations[-1].lost
         self.generations.append(generation)
         if not any(one.has_trained for one in living):  # nobody has a state: the training begins anew
             self.committed_steps = self.committed_outer = self.most_steps = self.most_outer = 0
@@ -365,6 +376,7 @@ class _World:
                     state.commit()
                 finally:
                     process.is_committing = False
+                self.news_since_commit = 0
                 self.committed_steps = max(self.committed_steps, steps.inner_steps)
                 self.committed_outer = max(self.committed_outer, steps.outer_steps)
         steps.outer_step(state.weights)
@@ -402,7 +414,9 @@ class _World:
             self.story.find(f"{process.name} begins before the first step with errors or differences of later ones")
         self.check_errors(process, steps)
         lost = self.most_outer - steps.outer_steps
-        if lost > 1 or self.most_steps - steps.inner_steps > self.draw.every + self.draw.overlap:
+        # A generation that ends for news may drop what is under way, so the next commit is one period later.
+        most = self.draw.every * (1 + self.news_since_commit) + self.draw.overlap
+        if lost > 1 or self.most_steps - steps.inner_steps > most:
             self.story.find(f"{process.name} begins again {lost} outer steps back, at step {steps.inner_steps}")
         self.check_same(process, steps)
 
