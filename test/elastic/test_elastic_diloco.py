@@ -4,18 +4,20 @@ A rank prints each step and each beginning of a generation. From these the resta
 the parameters must be at the end, and the test compares with `==`.
 """
 
+import hashlib
 import re
 
 import diloco_reference
 import numpy as np
 import pytest
 from elastic_ranks import elastic_job
+from harness.hosts import hosts_or_skip
 
 EVERY, STEPS, LR = 4, 28, 0.25
 CODES = ("none", "int8")
 
 _BEGIN = """
-import os, time
+import hashlib, os, signal, time
 import numpy as np
 CODE = "CODE_"
 RANKS_WANTED = int(os.environ.get("RANKS_WANTED", "1"))
@@ -64,7 +66,7 @@ def train(state):
 state = hvd.elastic.ArrayState(weights=weights, optimizer=optimizer)
 keep(state)
 train(state)
-note("result", b"".join(one.tobytes() for one in state.weights).hex())
+note("result", hashlib.sha256(b"".join(one.tobytes() for one in state.weights)).hexdigest())
 """
 )
 
@@ -108,13 +110,13 @@ def train(state):
 state = hvd.elastic.TorchState(model, optimizer)
 keep(state)
 train(state)
-note("result", b"".join(one.detach().numpy().tobytes() for one in model.parts).hex())
+note("result", hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.parts)).hexdigest())
 """
 )
 
 
-def start():
-    return [np.arange(6.0).reshape(2, 3), np.ones(5)]
+def start(size=5):
+    return [np.arange(6.0).reshape(2, 3), np.ones(size)]
 
 
 def gradient(rank, step, parameters):
@@ -133,19 +135,19 @@ def former_ranks(job):
     return [before.index(member) if member in before else None for member in job.formed(2).members]
 
 
-def expected(generations, former, code, overlap=0, steps=STEPS):
-    """The parameters of the ranks at the end of a training with these two generations.
+def expected(generations, former, code, overlap=0, steps=STEPS, every=EVERY, begins=0, values=5):
+    """The digests of the parameters of the ranks at the end of a training with these two generations.
 
-    The second one begins at an outer step, or one step after sending.
+    The second one begins so many steps after the one in which a difference is sent.
     """
     (first, size), (again, ranks) = generations
-    assert first == 0 and again % EVERY == (1 if overlap else 0) and len(former) == ranks
+    assert first == 0 and again % every == begins and len(former) == ranks
     parameters = diloco_reference.train(
-        start(),
+        start(values),
         gradient,
         [[rank] for rank in range(size)],
         steps,
-        every=EVERY,
+        every=every,
         inner_lr=LR,
         outer_lr=0.5,
         momentum=0.5,
@@ -154,7 +156,7 @@ def expected(generations, former, code, overlap=0, steps=STEPS):
         code=code,
         changes={again: former},
     )
-    return [b"".join(one.tobytes() for one in of_rank).hex() for of_rank in parameters]
+    return [hashlib.sha256(b"".join(one.tobytes() for one in of_rank)).hexdigest() for of_rank in parameters]
 
 
 def result_of(text):
@@ -191,7 +193,7 @@ def test_a_difference_that_was_under_way_at_the_commit_arrives_after_a_death(tmp
         former = former_ranks(job)
     (generations, same) = map(generations_of, texts)
     assert generations == same and [size for _, size in generations] == [3, 2]
-    assert [result_of(text) for text in texts] == expected(generations, former, code, overlap=2, steps=27)
+    assert [result_of(text) for text in texts] == expected(generations, former, code, 2, 27, begins=1)
 
 
 @pytest.mark.parametrize("program", (NUMPY, TORCH), ids=("numpy", "torch"))
@@ -221,6 +223,38 @@ def test_after_the_loss_of_all_ranks_one_rank_goes_on_with_the_errors_of_the_fil
     (generations, same) = map(generations_of, texts)
     assert generations == same and generations[0][0] >= 8
     assert [result_of(text) for text in texts] == expected([(0, 2), *generations], [0, None], "int8")
+
+
+@pytest.mark.parametrize("code", ("none", pytest.param("int8", marks=pytest.mark.slow)))
+def test_an_island_dies_while_a_difference_is_on_a_slow_link(tmp_path, code):
+    # 1 MiB takes more than 300 ms at 50 Mbit/s and 50 ms
+    values, every, overlap = {"none": 1 << 17, "int8": 1 << 20}[code], 8, 6
+    program = NUMPY.replace("CODE_", code).replace('"islands": "rank"', f'"islands": "rank", "overlap": {overlap}')
+    program = program.replace("EVERY, STEPS, LR = 4, 28", f"EVERY, STEPS, LR = {every}, 30").replace(
+        "np.ones(5)", f"np.ones({values})"
+    )
+    program = program.replace(
+        "        if state.optimizer.outer_steps >",
+        "        if state.optimizer.inner_steps == 18 and hvd.elastic.generation() == 1 and hvd.rank() == 1:\n"
+        "            note('under way', state.optimizer.is_transferring)\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        if state.optimizer.outer_steps >",
+    )
+    with (
+        hosts_or_skip(3, rate="50mbit") as hosts,
+        hosts.bad_cable(delay_s=0.025),
+        elastic_job(program, tmp_path, 3, hosts=hosts) as job,
+    ):
+        victim = job.process(job.formed(1).members[1])
+        texts = [job.process(member).ends() for member in job.formed(2).members]
+        former = former_ranks(job)
+    assert "step 18 of 3\nunder way True\n" in victim.output()  # sent in step 16
+    (generations, same) = map(generations_of, texts)
+    assert generations == same and [size for _, size in generations] == [3, 2]
+    # the commit after the difference of step 8, or that of step 16 where the machine was so busy that it had arrived
+    assert generations[1][0] in (8 + overlap, 16 + overlap)
+    how = {"steps": 30, "every": every, "begins": overlap, "values": values}
+    assert [result_of(text) for text in texts] == expected(generations, former, code, overlap, **how)
 
 
 ISLANDS = """
