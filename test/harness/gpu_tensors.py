@@ -204,22 +204,27 @@ def _to(tensor: torch.Tensor, target: Any = None, *, dtype: Any = None, device: 
 
 
 class _Future(torch.futures.Future[Result]):
-    """A Future with devices, which a PyTorch for CPUs refuses: it orders the streams as that of a PyTorch for CUDA."""
+    """A Future with devices, which a PyTorch for CPUs refuses: it orders the streams as that of a PyTorch for CUDA.
+
+    That notes the current streams of the devices that tensors of its value are on, and of no other.
+    """
 
     def __init__(self, *, devices: list[torch.device] | None = None) -> None:
         super().__init__()
         self._devices = devices or []
-        self._events: list[Any] = []
+        self._events: list[tuple[int, Any]] = []  # of the device of this number
 
     def set_result(self, result: Result) -> None:
-        for device in self._devices:
-            self._events.append(cupy.cuda.Event(disable_timing=True))
-            self._events[-1].record(cupy.cuda.get_current_stream(device.index))
+        used = {one.device.index for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.is_cuda}
+        for index in used:
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(cupy.cuda.get_current_stream(index))
+            self._events.append((index, event))
         super().set_result(result)
 
     def _follow(self) -> None:
-        for device, event in zip(self._devices, self._events, strict=True):
-            cupy.cuda.get_current_stream(device.index).wait_event(event)
+        for index, event in self._events:
+            cupy.cuda.get_current_stream(index).wait_event(event)
 
     def wait(self) -> Result:
         value = super().wait()

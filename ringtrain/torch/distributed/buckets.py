@@ -40,11 +40,13 @@ class _OfThread(threading.local):
 
 
 _of_thread = _OfThread()
+_of_engine: Iterator[int] = itertools.count()  # of the last backward(), in threads that torch's engine has for GPUs
 
 
 def begin_backward() -> None:
     """Called by each backward() of this thread. Not later, when torch holds a lock that its notes need."""
-    _of_thread.numbers = itertools.count()
+    global _of_engine
+    _of_thread.numbers = _of_engine = itertools.count()
     for module in list(_unknown):
         looks = _unknown[module] = _unknown[module] + 1
         found = _parameters_in(module)
@@ -54,9 +56,12 @@ def begin_backward() -> None:
             del _unknown[module]
 
 
-def is_called_by_backward(frame: FrameType) -> bool:
-    """Whether what this frame calls was called by torch's C++ during backward()."""
-    return frame.f_code is _engine_code
+def is_called_by_backward(frame: FrameType | None) -> bool:
+    """Whether what this frame calls was called by torch's C++ during backward().
+
+    None: no function of Python has called it. Gradients on a GPU are computed in such a thread.
+    """
+    return frame is None or frame.f_code is _engine_code
 
 
 class Buckets:
@@ -74,11 +79,11 @@ class Buckets:
             self._modules.add(module)
             _unknown[module] = 0
 
-    def detail(self, tensor: torch.Tensor) -> str:
-        """Returns what to add to the title of an all_reduce that backward() has called."""
+    def detail(self, tensor: torch.Tensor, frame: FrameType | None) -> str:
+        """Returns what to add to the title of an all_reduce that backward() has called. frame: of its caller."""
         if not tensor.is_floating_point() and not tensor.is_complex():
             return ""  # which parameters were used
-        number = next(_of_thread.numbers)
+        number = next(_of_engine if frame is None else _of_thread.numbers)
         text = f", bucket {number} of DistributedDataParallel"
         for module in self._modules:
             buckets = _known.get(module, [])

@@ -285,13 +285,14 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------------------ reductions
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        caller = sys._getframe(1)
+        caller = sys._getframe().f_back
         is_one = type(opts) is _AllreduceOptions and len(tensors) == 1 and self._coalesced is None
-        detail = self._buckets.detail(tensors[0]) if is_one and is_called_by_backward(caller) else ""
+        detail = self._buckets.detail(tensors[0], caller) if is_one and is_called_by_backward(caller) else ""
         if _profiler_enabled():
             return self._allreduce_shown(tensors, opts, detail)
         if is_one:
-            work = self._allreduce_again(tensors, opts, detail, caller.f_code is _all_reduce_code)
+            forgets_work = caller is not None and caller.f_code is _all_reduce_code
+            work = self._allreduce_again(tensors, opts, detail, forgets_work)
             if work is not None:
                 return work
         return self._allreduce("all_reduce", list_of(tensors), opts, detail)

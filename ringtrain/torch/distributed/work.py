@@ -343,6 +343,15 @@ class Work(dist.Work):
         _completer.watch(self)
 
     def _outcome(self) -> Any:
+        """Called by the Future when the operation has ended, in streams of its own, which wait for the result here.
+
+        The Future notes where these are for the tensors that it gets. That of the end has none, and notes nothing.
+        """
+        if self._error is None:
+            try:
+                self._follow()
+            except RingtrainError as error:  # the GPU has failed
+                self._error = error
         if self._error is not None:
             raise self._error
         return self._results
@@ -380,13 +389,7 @@ def complete(work: Work) -> None:
             return
         work._is_future_complete = True
     assert work._ended is not None
-    with work._beside():
-        try:
-            if work._error is None:
-                work._follow()  # the Future notes where the current stream is
-        except RingtrainError as error:  # the GPU has failed
-            work._error = error
-        work._ended.set_result(None)
+    work._ended.set_result(None)
 
 
 class _EndOfPython:

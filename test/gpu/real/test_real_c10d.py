@@ -85,9 +85,16 @@ def test_sparse_gradients_are_summed():
         require_on_gpu(mine.to_dense(), expected)
 
 
+def by_future(_, bucket):
+    """A hook of Python, whose callback makes the result."""
+    summed = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return summed.then(lambda future: future.value()[0].div_(dist.get_world_size()))
+
+
 @pytest.mark.ranks(1, 2, timeout=300)
+@pytest.mark.parametrize("hook", ["none", "allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "by_future"])
 @pytest.mark.parametrize("stream", ["default", "own"])
-def test_ddp_averages_gradients_in_order(stream):
+def test_ddp_averages_gradients_in_order(stream, hook):
     of = library("torch")
     with (
         default_group() as (rank, size),
@@ -98,6 +105,10 @@ def test_ddp_averages_gradients_in_order(stream):
             for weight in model.parameters():
                 weight.copy_(torch.eye(256))
         ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.3)
+        if hook != "none":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            ddp.register_comm_hook(None, by_future if hook == "by_future" else getattr(default_hooks, hook))
         for _ in range(3):
             of.keep_busy(0.02)
             inputs = torch.full((1, 256), float(rank + 1), device="cuda")
@@ -106,3 +117,17 @@ def test_ddp_averages_gradients_in_order(stream):
             mean = (size + 1) / 2
             for weight in model.parameters():
                 require_on_gpu(weight.grad, np.full((256, 256), mean, "float32"))
+
+
+@pytest.mark.ranks(2, timeout=300)
+def test_an_error_names_the_bucket_that_autograds_thread_has_reduced():
+    library("torch")
+    with default_group() as (rank, _):
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2).cuda())
+        ddp(torch.ones(1, 4, device="cuda")).sum().backward()
+        if rank == 0:
+            with pytest.raises(hvd.MismatchError, match=r"bucket 0 of DistributedDataParallel \(bias, weight\)"):
+                ddp(torch.ones(1, 4, device="cuda")).sum().backward()
+        else:
+            with pytest.raises(hvd.MismatchError, match="rank 1 sent float32"):
+                dist.all_reduce(torch.ones(3, device="cuda"))

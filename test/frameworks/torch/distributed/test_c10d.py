@@ -1,5 +1,6 @@
 """The backend "ringtrain" of torch.distributed: every call, trainings beside gloo, ways to start, and errors."""
 
+import _thread
 import contextlib
 import gc
 import json
@@ -722,6 +723,20 @@ def ranks_of(script, size, *arguments):
     finally:
         for process in ranks:
             process.kill()
+
+
+@pytest.mark.ranks(2)
+def test_an_operation_on_a_thread_without_a_function_of_python():
+    """As gradients on a GPU are reduced, which torch computes on a thread of its own."""
+    with default_group() as rank:
+        tensor = torch.empty(3)
+        for begins, total in ((rank + 1.0, 3.0), (3.0, 6.0), (6.0, 12.0)):  # repeated ones take a shorter way
+            tensor.fill_(begins)
+            _thread.start_new_thread(dist.group.WORLD.allreduce, ([tensor],))
+            end = time.monotonic() + LIMIT_S
+            while not torch.equal(tensor, torch.full((3,), total)):
+                assert time.monotonic() < end, tensor
+                time.sleep(0.01)
 
 
 _LATE = """
