@@ -44,7 +44,6 @@ void GpuEvent::let_wait(CudaStream stream) const {
   const bool is_default = stream == nullptr;
   if (is_default && is_awaited_by_default_.load(std::memory_order_relaxed)) return;
   const Gpu::Current current(*gpu_);
-  if (stream == gpu_->stream()) gpu_->note_commands(1);
   gpu_->driver_.check(gpu_->driver_.StreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent");
   if (is_default) is_awaited_by_default_.store(true, std::memory_order_relaxed);
 }
@@ -132,7 +131,6 @@ GpuEventPtr Gpu::record_here(CudaStream stream) const {
     }
   }
   if (!event) driver_.check(driver_.EventCreate(&event, kNoTiming), "cuEventCreate");
-  if (stream == stream_) note_commands(1);
   GpuEventPtr made = owned_here(new GpuEvent(shared_from_this(), event));
   driver_.check(driver_.EventRecord(event, stream), "cuEventRecord");
   return made;

@@ -96,7 +96,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   CudaStream stream() const { return stream_; }
   CudaStream upload_stream() const { return upload_stream_; }
 
-  // How many there have been in these streams, roughly.
+  // How many copies and kernels there have been in these streams, roughly. Events do not count: they take no room.
   uint64_t commands() const { return commands_.load(std::memory_order_relaxed); }
   void note_commands(uint64_t count) const { commands_.fetch_add(count, std::memory_order_relaxed); }
 
