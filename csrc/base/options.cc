@@ -95,9 +95,10 @@ const std::vector<Entry>& entries() {
              "In what 16-bit floats sums and averages of float32 travel between nodes, from ring_from_kb on; they are "
              "added up in float32."),
       choice(&Options::gpu_algorithm, "gpu_algorithm", {"auto", "nccl", "hierarchical", "staged"},
-             "How arrays on GPUs are reduced: auto takes NCCL where it can go and else passes them through host memory "
-             "(staged), which the last one forces; nccl makes that an error instead; hierarchical takes NCCL inside a "
-             "node and gpu_cross_algorithm between nodes."),
+             "How arrays on GPUs are reduced: auto takes NCCL where it can go and each rank has a GPU of its own, and "
+             "else passes them through host memory (staged), which the last one forces; nccl takes NCCL also where "
+             "ranks share a GPU, and where it cannot go that is an error; hierarchical takes NCCL inside a node and "
+             "gpu_cross_algorithm between nodes."),
       choice(&Options::gpu_cross_algorithm, "gpu_cross_algorithm", {"nccl", "mpi", "cuda_aware_mpi"},
              "Way between the nodes of gpu_algorithm=hierarchical: NCCL, MPI through host memory, or "
              "an MPI that takes addresses of GPUs itself."),

@@ -120,16 +120,31 @@ def test_ranks_that_share_a_gpu_take_host_memory():
     check_everything_else()
 
 
-@pytest.mark.ranks(2, 3, env=environment(guard=1, gpus=1, nccl_version=23000), slow=[3])
-def test_a_newer_nccl_lets_ranks_share_a_gpu():
+SHARED = environment(guard=1, gpus=1, nccl_version=23000)
+
+
+@pytest.mark.ranks(2, env=SHARED)
+def test_ranks_that_share_a_gpu_take_host_memory_also_with_a_newer_nccl():
+    check_all_ops(np.dtype("float32"), [(33, 17)])
+    assert way_taken() == "staged"
+
+
+@pytest.mark.ranks(2, 3, env={**SHARED, "RINGTRAIN_GPU_ALGORITHM": "nccl"}, slow=[3])
+def test_a_newer_nccl_lets_ranks_share_a_gpu_where_it_is_asked_for():
     check_all_ops(np.dtype("float32"))
     assert way_taken() == "nccl"
 
 
-@pytest.mark.ranks(2, env={**environment(guard=1, gpus=1, nccl_version=23000), "NCCL_MULTI_RANK_GPU_ENABLE": "0"})
+@pytest.mark.ranks(
+    2, env={**SHARED, "RINGTRAIN_GPU_ALGORITHM": "nccl", "NCCL_MULTI_RANK_GPU_ENABLE": "0"}, isolated=True
+)
 def test_a_job_that_forbids_nccl_to_share_is_obeyed():
-    check_all_ops(np.dtype("float32"), [(33, 17)])
-    assert way_taken() == "staged"
+    hvd.init()
+    with pytest.raises(
+        hvd.RingtrainError, match=r"ranks 0 and 1 share the GPU of GPU-.*, which NCCL allows from 2\.30"
+    ):
+        hvd.allreduce(on_gpu(np.ones(3)), name="x")
+    hvd.shutdown()
 
 
 @pytest.mark.ranks(2, env=environment(guard=1, slices=2))

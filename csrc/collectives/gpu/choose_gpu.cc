@@ -14,13 +14,25 @@ auto fields_of(Facts& facts) {
                   facts.may_share);
 }
 
+// Two of these ranks of the world that work on one GPU; nothing where each has its own.
+std::optional<std::pair<int, int>> find_sharing(const std::vector<int>& ranks, const std::vector<GpuFacts>& facts) {
+  std::map<std::string, int> first_with;
+  for (const int rank : ranks) {
+    const auto [with, is_first] = first_with.emplace(facts[static_cast<size_t>(rank)].slot, rank);
+    if (!is_first) return std::make_pair(with->second, rank);
+  }
+  return std::nullopt;
+}
+
+std::string sharing_text(const std::pair<int, int>& ranks, const std::vector<GpuFacts>& facts, const char* why) {
+  return "ranks " + std::to_string(ranks.first) + " and " + std::to_string(ranks.second) + " share the GPU of " +
+         facts[static_cast<size_t>(ranks.second)].uuid + ", " + why +
+         ". Is there a GPU for each rank? See the option gpus_per_rank";
+}
+
 // Why NCCL cannot connect these ranks of the world; "" if it can.
 std::string why_not_nccl(const std::vector<int>& ranks, const std::vector<GpuFacts>& facts) {
-  std::map<std::string, int> first_with;
   const int first = ranks.front();
-  // Every rank looks at the GPUs of all.
-  const bool all_may_share =
-      std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return facts[static_cast<size_t>(rank)].may_share; });
   for (const int rank : ranks) {
     const GpuFacts& own = facts[static_cast<size_t>(rank)];
     const int32_t expected = facts[static_cast<size_t>(first)].nccl_version;
@@ -29,12 +41,24 @@ std::string why_not_nccl(const std::vector<int>& ranks, const std::vector<GpuFac
     if (own.nccl_version != expected)
       return name + " has NCCL " + std::to_string(own.nccl_version) + ", but rank " + std::to_string(first) + " has " +
              std::to_string(expected) + ": install the same version everywhere";
-    const auto [with, is_first] = first_with.emplace(own.slot, rank);
-    if (!is_first && !all_may_share)
-      return "ranks " + std::to_string(with->second) + " and " + std::to_string(rank) + " share the GPU of " +
-             own.uuid + ", which NCCL allows from 2.30 on. Is there a GPU for each rank? See the option gpus_per_rank";
   }
+  // Every rank looks at the GPUs of all.
+  const bool all_may_share =
+      std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return facts[static_cast<size_t>(rank)].may_share; });
+  const auto shared = find_sharing(ranks, facts);
+  if (shared && !all_may_share) return sharing_text(*shared, facts, "which NCCL allows from 2.30 on");
   return "";
+}
+
+// Why NCCL is not taken unless it is asked for; "" if it is. Kernels of two processes on one GPU take turns, and in its
+// turn a kernel of NCCL waits for the other: on an H200 a training step of two ranks took 8 times as long as without
+// communication, and 1.2 times through host memory.
+std::string why_not_by_default(const std::vector<int>& ranks, const std::vector<GpuFacts>& facts) {
+  std::string reason = why_not_nccl(ranks, facts);
+  const auto shared = find_sharing(ranks, facts);
+  if (reason.empty() && shared)
+    reason = sharing_text(*shared, facts, "where NCCL is slow unless MPS runs; gpu_algorithm=nccl takes it anyway");
+  return reason;
 }
 
 std::vector<std::vector<int>> ranks_of_nodes(const Placement& placement) {
@@ -86,7 +110,9 @@ GpuChoice choose_gpu_way(const Placement& placement, const std::vector<GpuFacts>
       if (reason.empty()) reason = why_not_nccl(ranks, facts);
     return {reason.empty() ? GpuWay::hierarchical : GpuWay::staged, reason};
   }
-  const std::string reason = why_not_nccl(placement.ranks, facts);
+  const bool is_default = options.gpu_algorithm == "auto";
+  const std::string reason =
+      is_default ? why_not_by_default(placement.ranks, facts) : why_not_nccl(placement.ranks, facts);
   if (reason.empty()) return {GpuWay::nccl, ""};
   return {options.gpu_algorithm == "nccl" ? GpuWay::none : GpuWay::staged, reason};
 }
