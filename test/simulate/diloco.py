@@ -441,7 +441,9 @@ class _World:
             if all(_are_same([one], [errors[0]]) for one in errors):
                 expected.append(errors[0])
                 continue
-            total = sum(np.zeros(fragment.outer.size) if one is None else one.astype(np.float64) for one in errors)
+            total = np.zeros(fragment.outer.size)
+            for one in errors:
+                total += 0 if one is None else one.astype(np.float64)
             expected.append((total / len(ranks)).astype(fragment.dtype))
         if not _are_same(_errors_of(steps), expected):
             self.story.find(f"{process.name} has other errors than its island in step {steps.inner_steps + 1}")
