@@ -67,7 +67,8 @@ class C10d:
             for training in arguments.trainings:
                 distribute = functools.partial(groups.distribution, training)
                 of_groups = [Distribution(name, distribute(group)) for name, group in opened.items()]
-                rows += [_measure_training(session, training, model, of_groups) for model in arguments.models]
+                floor = Distribution(_floor_of(training), distribute(groups.of_this_rank()))
+                rows += [_measure_training(session, training, model, of_groups, floor) for model in arguments.models]
         return rows
 
     def table(self, result: Result) -> list[str]:
@@ -75,7 +76,8 @@ class C10d:
         lines = _lines_of_operations(rows) if rows else []
         for row in result.rows:
             if "training" in row.key:
-                lines += ["", f"{row.key['training']}, {subject_of(row)}", "", *lines_of(table_of(row))]
+                training = row.key["training"]
+                lines += ["", f"{training}, {subject_of(row)}", "", *lines_of(table_of(row, _floor_of(training)))]
         return lines
 
 
@@ -103,9 +105,16 @@ def _measure_operation(session: Session, opened: dict[str, Any], operation: str,
     return Row({"operation": operation, "bytes": data.bytes}, session.rounds(contestants, sample))
 
 
-def _measure_training(session: Session, training: str, model: str, distributions: list[Distribution]) -> Row:
-    row = measure_model(session, model, distributions)
+def _measure_training(
+    session: Session, training: str, model: str, distributions: list[Distribution], floor: Distribution
+) -> Row:
+    row = measure_model(session, model, distributions, [floor])
     return Row({"training": training, **row.key}, row.rounds)
+
+
+def _floor_of(training: str) -> str:
+    """The same in a group of one rank: copies to and from buckets, for example, and no communication."""
+    return f"{training} of one rank"
 
 
 def _lines_of_operations(rows: list[Row]) -> list[str]:

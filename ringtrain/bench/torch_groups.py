@@ -52,6 +52,11 @@ def opened(job: Job) -> Iterator[dict[str, Any]]:
         dist.destroy_process_group()
 
 
+def of_this_rank() -> Any:
+    """A group of this rank alone, on ringtrain. All ranks call this together."""
+    return dist.new_group([dist.get_rank()], backend="ringtrain", use_local_synchronization=True)
+
+
 class Data:
     """The tensors of one operation, of float32. `array` is the input as NumPy has it, and `other` the second tensor.
 

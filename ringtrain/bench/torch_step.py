@@ -51,8 +51,13 @@ def add_training_flags(parser: argparse.ArgumentParser, models: str) -> None:
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="in each timing (default: %(default)s)")
 
 
-def measure_model(session: Session, name: str, distributions: Sequence[Distribution]) -> Row:
-    """A model that is trained in these ways in turn, the first of them ringtrain's, and without communication."""
+def measure_model(
+    session: Session, name: str, distributions: Sequence[Distribution], floors: Sequence[Distribution] = ()
+) -> Row:
+    """A model that is trained in these ways in turn, the first of them ringtrain's, and without communication.
+
+    `floors`: ways that average nothing, such as the wrapper of a peer for one rank.
+    """
     # torch need not be installed for the other measurements
     from ringtrain.bench import torch_training as training
 
@@ -70,14 +75,16 @@ def measure_model(session: Session, name: str, distributions: Sequence[Distribut
         steps = session.arguments.steps
         return {"seconds": sum(seconds_of_all(session.job, contestant.run) for _ in range(steps)) / steps}
 
-    return Row(task.key, session.rounds([*admitted[:1], alone, *admitted[1:]], sample))
+    alone_too = [Contestant(one.name, task.train(one)) for one in floors]
+    return Row(task.key, session.rounds([*admitted[:1], alone, *alone_too, *admitted[1:]], sample))
 
 
 def _competitor(task: Any, distribution: Distribution) -> Competitor:
     return Competitor(distribution.name, lambda _: task.train(distribution))
 
 
-def table_of(row: Row) -> Table:
+def table_of(row: Row, floor: str = "") -> Table:
+    """`floor`: the name of one of these ways. The time beyond it is shown, too."""
     head = [
         "",
         "ms [min-max]",
@@ -85,26 +92,31 @@ def table_of(row: Row) -> Table:
         "times ringtrain's",
         "exposed ms",
         "exposed, times ringtrain's",
+        *([f"ms beyond {floor}", "times ringtrain's"] if floor else []),
     ]
     table = Table(head, first_is_text=True)
-    own_exposed = _exposed(row, ringtrain_competitor.NAME).median
+    bases = [ALONE, *([floor] if floor else [])]
     for name in row.competitors():
         time = milliseconds_text(row.spread(name))
         to_own = "" if name == ringtrain_competitor.NAME else spread_text(row.ratio(name, ringtrain_competitor.NAME))
-        if name == ALONE:
-            table.add([name, time, "", to_own, "", ""])
-            continue
-        exposed = _exposed(row, name)
-        is_known = name != ringtrain_competitor.NAME and min(exposed.median, own_exposed) > 0
-        exposed_to_own = f"{exposed.median / own_exposed:.2f}" if is_known else ""
-        table.add([name, time, spread_text(row.ratio(name, ALONE)), to_own, milliseconds_text(exposed), exposed_to_own])
+        to_alone = "" if name == ALONE else spread_text(row.ratio(name, ALONE))
+        beyond = [text for base in bases for text in _texts_beyond(row, name, base)]
+        table.add([name, time, to_alone, to_own, *beyond])
     return table
 
 
-def _exposed(row: Row, name: str) -> Spread:
-    """Seconds longer than the step without communication of the same round."""
+def _texts_beyond(row: Row, name: str, base: str) -> tuple[str, str]:
+    if name in (ALONE, base):
+        return "", ""
+    beyond, of_own = _beyond(row, name, base), _beyond(row, ringtrain_competitor.NAME, base).median
+    is_known = name != ringtrain_competitor.NAME and min(beyond.median, of_own) > 0
+    return milliseconds_text(beyond), f"{beyond.median / of_own:.2f}" if is_known else ""
+
+
+def _beyond(row: Row, name: str, base: str) -> Spread:
+    """Seconds longer than that one of the same round."""
     rounds = [one.values for one in row.rounds if name in one.values]
-    return Spread.of([values[name]["seconds"] - values[ALONE]["seconds"] for values in rounds])
+    return Spread.of([values[name]["seconds"] - values[base]["seconds"] for values in rounds])
 
 
 def subject_of(row: Row) -> str:

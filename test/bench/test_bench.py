@@ -452,7 +452,9 @@ def test_operations_and_trainings_of_torch_distributed_are_measured_beside_gloo(
         peers = ["gloo"] if row.key["operation"] == "send_recv" else ["gloo", "mpi"]
         require_sane(Result("c10d", {}, {}, [row]), ["ringtrain", *peers], rounds=1)
     assert [(row.key["training"], row.key["model"]) for row in trainings] == [("ddp", "resnet18"), ("fsdp", "resnet18")]
-    require_sane(Result("c10d", {}, {}, trainings), ["ringtrain", "no communication", "gloo"], rounds=1)
+    for row in trainings:
+        floor = f"{row.key['training']} of one rank"
+        require_sane(Result("c10d", {}, {}, [row]), ["ringtrain", "no communication", floor, "gloo"], rounds=1)
     assert "all_to_all_single" in printed and "fsdp, resnet18: 62 gradients" in printed
 
 
@@ -490,6 +492,17 @@ def test_exposed_communication_is_what_a_step_takes_longer():
     assert ours[1:] == ["1500.00", "[1500.00-1500.00]", "1.50", "[1.50-1.50]", "500.00", "[500.00-500.00]"]
     assert alone[2:] == ["1000.00", "[1000.00-1000.00]", "0.67", "[0.67-0.67]"]
     assert ddp[-3:] == ["1000.00", "[1000.00-1000.00]", "2.00"]
+
+
+def test_the_time_of_the_wrapper_of_a_peer_is_told_apart():
+    seconds = {"ringtrain": 1.5, ALONE: 1.0, "ddp of one rank": 1.25, "gloo": 2.0}
+    key = {"training": "ddp", "model": "resnet18", "tensors": 1, "bytes": 4, "inputs": [1]}
+    row = Row(key, [Round({name: {"seconds": one} for name, one in seconds.items()})])
+    printed = c10d.C10d().table(Result("c10d", {}, {}, [row]))
+    ours, _, floor, gloo = (line.split() for line in printed[4:8])
+    assert ours[-4:] == ["500.00", "[500.00-500.00]", "250.00", "[250.00-250.00]"]
+    assert floor[-3:] == ["250.00", "[250.00-250.00]", "0.50"]
+    assert gloo[-6:] == ["1000.00", "[1000.00-1000.00]", "2.00", "750.00", "[750.00-750.00]", "3.00"]
 
 
 def test_negotiation_is_simulated_without_a_launcher(tmp_path):
