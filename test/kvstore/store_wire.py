@@ -83,7 +83,8 @@ for line in sys.stdin:
         print(json.dumps(kept).encode().hex(), flush=True)
         continue
     if what in ("loses", "finds"):
-        print((server.lost if what == "loses" else server.back)(int(text), 1).hex(), flush=True)
+        worker, _, term = text.partition(":")
+        print((server.lost if what == "loses" else server.back)(int(worker), int(term or 1)).hex(), flush=True)
         continue
     if what == "takes_descriptors":
         takes.set() if int(text) else takes.clear()
@@ -130,8 +131,9 @@ class Server:
         """Has it do this.
 
         `copies`: all that it keeps; `restored`: it keeps that; `updates`: adds so many gradients to their values.
-        `loses`: the first process of a worker is dead; `finds`: and the second one is there; both give what `settles`
-        needs at another server, behind both numbers. `adopts`: goes on with the memory of a part.
+        `loses`: the first process of a worker is dead; `finds`: and the second one is there; `0:2` for the next one of
+        worker 0. Both give what `settles` needs at another server, behind both numbers. `adopts`: goes on with the
+        memory of a part.
         """
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(f"{what} {text}\n")

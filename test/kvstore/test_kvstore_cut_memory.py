@@ -174,6 +174,29 @@ def test_a_primary_that_goes_on_with_its_memory_tells_of_a_process_whose_place_a
                 assert successor.ask("attach").said == "done"
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_server_that_goes_on_with_its_memory_settles_the_push_of_the_last_process_but_one(lost: int) -> None:
+    """The second process of the worker dies before that server is back."""
+    with two_servers() as stores:
+        memory = Part(
+            [("float32", COUNT)], capacity=CAPACITY, of=(stores.servers[lost].process.pid, stores.tickets[lost])
+        )
+        die_after(lambda: [stage(actor, True) for actor in reversed(stores.actors())])
+        stores.servers[lost].kill()
+        stayed = stores.servers[1 - lost]
+        for first_term in (1, 2):
+            stayed.ask("loses", f"0:{first_term}")
+            stayed.tell("lost_server", lost)
+        with served(shares_memory=True, number=lost) as found:
+            pid, ticket = memory.name
+            found.ask("adopts", f"{part_spec((COUNT,)).hex()}:{pid}:{ticket}")
+            servers = [found, stayed] if lost == 0 else [stayed, found]
+            begun = [server.ask("loses", "0:2") for server in servers]
+            stayed.tell("back_server", lost)
+            servers[1].ask("settles", f"0:0:{begun[0]}")
+            Stores(servers, []).require(3, 3)
+
+
 @pytest.mark.parametrize("is_copied", [True, False])
 def test_a_process_that_was_expelled_publishes_nothing(is_copied: bool) -> None:
     with two_servers() as stores:

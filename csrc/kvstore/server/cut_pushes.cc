@@ -7,15 +7,26 @@
 
 namespace ringtrain {
 
+namespace {
+
+// Called with the first push of a key by this process. Forgets those by the processes before: every server of the key
+// let this one in, which it does not do before it has settled them and their connections have ended.
+template <typename OfPushers>
+void forget_before(const CutPushes::Pusher& pusher, OfPushers& of_pushers) {
+  const auto own = of_pushers.lower_bound({pusher.worker, pusher.term, 0, 0});
+  for (auto of = of_pushers.lower_bound({pusher.worker, 0, 0, 0}); of != own;)
+    of = of->first.store == pusher.store && of->first.key == pusher.key ? of_pushers.erase(of) : std::next(of);
+}
+
+}  // namespace
+
 void CutPushes::begin(const Pusher& pusher, uint32_t primary, uint64_t push) {
   const Lock lock(mutex_);
   if (is_primary(primary)) {
     const auto first = first_terms_.find(pusher.worker);
     if (first != first_terms_.end() && pusher.term < first->second)
       throw expelled(static_cast<uint32_t>(pusher.worker));
-    Begun& begun = begun_[pusher];
-    begun.first = std::min(begun.first, push);
-    begun.last = std::max(begun.last, push);
+    add_begun(pusher, push);
   } else if (const auto orphans = orphans_.find(pusher); orphans != orphans_.end()) {
     orphans->second.erase(push);
     if (orphans->second.empty()) orphans_.erase(orphans);
@@ -44,7 +55,12 @@ void CutPushes::keep(const Pusher& pusher, uint32_t primary, uint64_t push, std:
 
 void CutPushes::note_begun(const Pusher& pusher, uint64_t push) {
   const Lock lock(mutex_);
+  add_begun(pusher, push);
+}
+
+void CutPushes::add_begun(const Pusher& pusher, uint64_t push) {
   Begun& begun = begun_[pusher];
+  if (begun.is_empty()) forget_before(pusher, begun_);
   begun.first = std::min(begun.first, push);
   begun.last = std::max(begun.last, push);
 }
@@ -87,7 +103,9 @@ void CutPushes::settle_orphans(int worker) {
       if (its == Fate::open) break;
       if (its == Fate::applies)
         std::move(first->second.chunks.begin(), first->second.chunks.end(), std::back_inserter(applied_));
-      settled_[of->first].insert(first->first);
+      std::set<uint64_t>& settled = settled_[of->first];
+      if (settled.empty()) forget_before(of->first, settled_);
+      settled.insert(first->first);
       pushes.erase(first);
     }
     of = pushes.empty() ? orphans_.erase(of) : std::next(of);
@@ -100,17 +118,14 @@ void CutPushes::settle_all() {
   for (const int worker : workers) settle_orphans(worker);
 }
 
-// The loss of a worker may be told twice, and others may have heard of it only once: the last dead process stays known.
+// Keeps the pushes that dead processes have begun, not only those of the last one: this server or another one may go on
+// later with memory that has a push of any of them. See forget_before().
 Bytes CutPushes::lose_worker(int worker, uint32_t first_term) {
   const Lock lock(mutex_);
   uint32_t& known = first_terms_[worker];
   known = std::max(known, first_term);
-  const auto forget_older = [&](auto& of_pushers) {
-    for (auto of = of_pushers.begin(); of != of_pushers.end();)
-      of = of->first.worker == worker && of->first.term + 1 < first_term ? of_pushers.erase(of) : std::next(of);
-  };
-  forget_older(begun_);
-  forget_older(settled_);
+  for (auto of = begun_.lower_bound({worker, 0, 0, 0}); of != begun_.lower_bound({worker, first_term, 0, 0});)
+    of = of->second.is_empty() ? begun_.erase(of) : std::next(of);
   settle_orphans(worker);
   return begun_before(worker, first_term);
 }

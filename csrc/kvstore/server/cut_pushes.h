@@ -114,8 +114,9 @@ class CutPushes {
   bool has_settled() const EXCLUDES(mutex_);
 
  private:
-  // All from the first to the last one, except those that were refused.
+  // All from the first to the last one, except those that were refused. The first push of a key has number 1.
   struct Begun {
+    bool is_empty() const { return last == 0; }
     bool has(uint64_t push) const { return first <= push && push <= last && refused.count(push) == 0; }
 
     uint64_t first = std::numeric_limits<uint64_t>::max(), last = 0;
@@ -132,6 +133,7 @@ class CutPushes {
     uint32_t first_term = 0;
     BegunPushes begun;
   };
+  void add_begun(const Pusher& pusher, uint64_t push) REQUIRES(mutex_);
   Bytes begun_before(int worker, uint32_t first_term) const REQUIRES(mutex_);
   // `is_over`: nobody sends it again.
   Fate fate(const Pusher& pusher, uint32_t primary, uint64_t push, bool is_dead, bool is_over) const REQUIRES(mutex_);
