@@ -168,6 +168,11 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     "a server drops what a dead worker has copied although another server decides": Patch(
         _STORES, "if (!staged->is_dead) return true;", "return true;"
     ),
+    "a server forgets the pushes of a dead process when the next one dies": Patch(
+        "kvstore/server/cut_pushes.cc",
+        "of->second.is_empty() ? begun_",
+        "of->second.is_empty() || of->first.term + 1 < first_term ? begun_",
+    ),
     "a push that comes again counts again": Patch(
         _ACTOR,
         "    if (seq <= before)\n      outcome = Outcome::duplicate;\n    else if (seq != before + 1)",

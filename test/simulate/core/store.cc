@@ -10,8 +10,8 @@
 // how often. Rules. No push is in a value twice, and none that was never made. A push that was acknowledged stays in
 // all values from then on, unless its server came back from a snapshot. A chunk is changed as a whole. In the end each
 // push to an asynchronous store is in all chunks of a key at a server, or in none, unless that came back from a
-// snapshot; and at all servers of a key that is cut over several of them or at none, as long as no server of it has
-// died. In a round each worker that was never lost has pushed once. Later
+// snapshot; and at all servers of a key that is cut over several of them or at none, unless one of them died and lost
+// what the worker had sent, see may_be_at_some(). In a round each worker that was never lost has pushed once. Later
 // pushes of an expelled worker are in no value. Versions only grow. An error has a cause, and names only processes that
 // were disturbed. In the end every wait has ended.
 #include <algorithm>
@@ -64,7 +64,9 @@ struct Fault {
   Kind kind;
   int rank = 0, other = 0;
   double at = 0, duration = 0;
-  double back_s = 0;  // of kill: after which another process has the place; 0: none
+  double back_s = 0;            // of kill: after which another process has the place; 0: none
+  bool in_push = false;         // of kill of a worker: once one of its pushes in shared memory lacks chunks
+  std::optional<size_t> after;  // `at` counts from this fault on
   size_t number = 0;
 };
 
@@ -84,8 +86,10 @@ std::string text_of(const Fault& fault, int workers) {
   if (fault.kind == Fault::cut || fault.kind == Fault::slow || fault.kind == Fault::reset)
     text += " and " + name(fault.other);
   if (fault.kind == Fault::refuse) return text + " in a step";
-  std::snprintf(numbers, sizeof(numbers), " at %.3f s", fault.at);
+  std::snprintf(numbers, sizeof(numbers), fault.after ? " %.3f s after fault %zu" : " at %.3f s", fault.at,
+                fault.after.value_or(0));
   text += numbers;
+  if (fault.in_push) text += " in its next push";
   if (fault.duration > 0) std::snprintf(numbers, sizeof(numbers), ", for %.3f s", fault.duration), text += numbers;
   if (fault.back_s > 0) std::snprintf(numbers, sizeof(numbers), ", back after %.3f s", fault.back_s), text += numbers;
   return text;
@@ -106,7 +110,7 @@ struct Draw {
 
 class Drawing {
  public:
-  explicit Drawing(uint64_t seed) : random_(seed) {
+  explicit Drawing(uint64_t seed) : random_(seed), has_deaths_in_a_row_(Random(seed ^ kDeathsInARow).chance(1.0 / 12)) {
     draw_.outbox_bytes = Random(~seed).one_of(std::vector<size_t>{64 << 20, 400});
   }
 
@@ -114,7 +118,7 @@ class Drawing {
     draw_world();
     draw_keys();
     draw_scripts();
-    draw_faults();
+    has_deaths_in_a_row_ ? draw_deaths_in_a_row() : draw_faults();
     if (waits_for_others() && has_returning_worker()) push_all_keys_in_all_steps();
     return std::move(draw_);
   }
@@ -136,13 +140,20 @@ class Drawing {
     draw_.return_s = random_.chance(0.5) ? random_.real(2, 10) : 0;
     draw_.snapshot_s = random_.chance(0.7) ? random_.real(0.2, 3) : 0;
     draw_.notice_s = random_.real(1e-3, 0.2);
+    if (!has_deaths_in_a_row_) return;
+    draw_.workers = std::max(draw_.workers, 2);
+    draw_.servers = 2;
+    draw_.is_synchronous = false;
+    draw_.max_staleness = PartSpec::kNoBound;
+    draw_.shares_memory.assign(static_cast<size_t>(draw_.workers + draw_.servers), true);
+    draw_.return_s = random_.real(4, 10);
   }
 
   void draw_keys() {
     const int count = random_.between(1, 2);
     for (int id = 0; id < count; ++id) {
       StoreKey key = {static_cast<uint32_t>(id), "k" + std::to_string(id), DType::float64, 0, {}};
-      const bool is_cut = draw_.servers > 1 && random_.chance(0.5);
+      const bool is_cut = draw_.servers > 1 && (random_.chance(0.5) || has_deaths_in_a_row_);
       for (int server = 0; server < draw_.servers; ++server) {
         if (!is_cut && server != id % draw_.servers) continue;
         const auto elements = static_cast<uint64_t>(random_.between(1, 40));
@@ -211,6 +222,24 @@ class Drawing {
         if (random_.chance(rates[static_cast<size_t>(kind)])) add(static_cast<Fault::Kind>(kind), i);
   }
 
+  // A worker dies in a push in shared memory, and a server with it. The next process of the worker dies, too, mostly
+  // before another server goes on with the memory.
+  void draw_deaths_in_a_row() {
+    const int dies_twice = worker(), dies_once = server();
+    const auto add_kill = [&](int rank, double at, double back_s) -> Fault& {
+      Fault fault = {Fault::kill, rank};
+      fault.at = at;
+      fault.back_s = draw_.notice_s + back_s;
+      fault.number = draw_.faults.size();
+      if (fault.number > 0) fault.after = 0;
+      draw_.faults.push_back(fault);
+      return draw_.faults.back();
+    };
+    add_kill(dies_twice, random_.real(0, 1), random_.real(1e-3, 0.1)).in_push = true;
+    add_kill(dies_once, random_.real(0, draw_.notice_s), random_.real(0.1, 3));
+    add_kill(dies_twice, draw_.faults.front().back_s + random_.real(0, 0.5), random_.real(1e-3, 0.5));
+  }
+
   void add(Fault::Kind kind, int count) {
     Fault fault = {kind};
     fault.at = time();
@@ -257,7 +286,10 @@ class Drawing {
     draw_.faults.push_back(fault);
   }
 
+  static constexpr uint64_t kDeathsInARow = uint64_t{21} << 40;  // with which no seed of kept.txt has another story
+
   Random random_;
+  const bool has_deaths_in_a_row_;
   Draw draw_;
 };
 
@@ -290,6 +322,8 @@ struct Process {
   bool is_lost = false;                              // for the scheduler
   bool is_told_off = false;                          // it knows that it has no part in the job any more
   bool is_over = false;                              // it has ended by itself
+  bool has_kept_memory = false;                      // a server in the place of another one, with its memory
+  double attached_at = kNever;                       // a worker, to its keys
   bool is_announced = false;                         // all have heard that it is lost
   bool has_joined = false;                           // it has no more data
   int64_t join = 0;                                  // the number of this join
@@ -303,6 +337,8 @@ struct Process {
   std::map<int, double> heard_back;             // of servers: when it has heard of the last return
   std::map<int, double> fenced;                 // of a server: by worker's rank, since when its pushes do not count
   std::deque<std::vector<double>> kept;         // arrays of requests that servers still carry out
+  // Of a server: when another one, by its rank, has first told which pushes of a worker it has begun.
+  std::map<std::pair<int, int>, double> told_at;
 };
 
 void nobody_interrupts() {}
@@ -343,6 +379,7 @@ class World {
 
  private:
   static constexpr int kMostRanks = 24;
+  static constexpr double kBetweenLooks_s = 4e-4;  // less than a worker waits between chunks
 
   bool is_told(const Fault& fault) const { return telling_.left_out.count(fault.number) == 0; }
   int place_of_first(int rank) const { return rank < draw_.workers ? rank : rank - draw_.workers; }
@@ -459,8 +496,10 @@ class World {
   // A server tells the others which pushes of a lost worker it has begun.
   void tell_begun(const Process& server, int worker, const Bytes& begun) {
     if (server.is_lost || is_scheduler_dead_) return;
-    tell_all(false, true, [worker, from = server.number, begun](Process& to) {
-      if (to.server && to.number != from) to.server->settle(worker, from, begun);
+    tell_all(false, true, [this, worker, from = server.number, rank = server.rank, begun](Process& to) {
+      if (!to.server || to.number == from) return;
+      to.server->settle(worker, from, begun);
+      to.told_at.try_emplace({rank, worker}, fibres_.now());
     });
   }
 
@@ -521,7 +560,26 @@ class World {
   // ---------------------------------------------------------------------------------------------------------- faults
 
   void plan(const Fault& fault) {
-    fibres_.at(fault.at, [this, fault] { strike(fault); });
+    if (!fault.after || !is_told(draw_.faults[*fault.after])) fibres_.at(fault.at, [this, fault] { strike(fault); });
+  }
+
+  // Whether the last push of a worker in shared memory is not in all chunks.
+  bool is_in_push(const Process& worker) {
+    const auto number = static_cast<size_t>(worker.number);
+    for (const auto& one : processes_)
+      for (const StoreKey& key : draw_.keys) {
+        if (!one->server || !runs(*one)) continue;
+        const auto part = one->server->stores().table()->find(0, key.id).part;
+        if (!part || part->layout().stage_bytes() == 0) continue;
+        const StageRecord& record = part->stage(number);
+        if (!StageState{record.state.load()}.is_published()) continue;
+        for (size_t chunk = part->layout().first_chunk(record.piece);
+             chunk < part->layout().first_chunk(record.piece + 1); ++chunk) {
+          const WorkerRecord& of_worker = part->worker(chunk, number);
+          if (of_worker.term == record.term && of_worker.pushes < record.seq) return true;
+        }
+      }
+    return false;
   }
 
   void disturb(int rank) { disturbed_.insert(name_of(*of_rank(rank))); }
@@ -532,6 +590,13 @@ class World {
     Process& process = *of_rank(fault.rank);
     const double until = std::min(fibres_.now() + fault.duration, kHealed_s);
     disturbed_until_ = std::max(disturbed_until_, until);
+    if (fault.in_push && runs(process) && !is_in_push(process)) {
+      fibres_.at(fibres_.now() + kBetweenLooks_s, [this, fault] { strike(fault); });
+      return;
+    }
+    for (const Fault& next : draw_.faults)
+      if (next.after == fault.number && is_told(next))
+        fibres_.at(fibres_.now() + next.at, [this, next] { strike(next); });
     switch (fault.kind) {
       case Fault::kill:
         if (!runs(process)) return;
@@ -696,6 +761,7 @@ class World {
       const auto may_go_on = [&] { return has_keys_ || self.is_told_off || of_place(true, 0)->is_lost; };
       fibres_.wait(may_go_on);
       if (!has_keys_) throw Error(ErrorKind::peer_lost, "nobody gives keys");
+      self.attached_at = fibres_.now();
       client.attach_keys(0, draw_.keys);
       client.set_rule(0, rule, false);
     }
@@ -886,6 +952,7 @@ class World {
     }
     for (int other = 0; other < draw_.servers; ++other)
       if (other != self.number && of_place(false, other)->is_lost) self.server->lost_server(other);
+    self.has_kept_memory = keeps;
     say(self, keeps ? "goes on with the memory of its workers" : "goes on from a snapshot");
     const int number = self.number, port = self.rank;
     if (self.is_lost || is_scheduler_dead_) return;
@@ -1075,13 +1142,17 @@ class World {
       }
   }
 
-  // Each push is at all servers of a key, or at none.
+  // Each push is at all servers of a key, or at none. Servers that have died keep this rule with their memory.
   void require_at_all_servers(const StoreKey& key) {
     if (draw_.is_synchronous || is_scheduler_dead_) return;
     std::map<int, std::vector<int>> digits;
+    bool has_died = false;
     for (const StoreKey::Piece& piece : key.pieces) {
       Process& server = *of_place(false, piece.server);
-      if (server.term > 0 || server.is_lost || !runs(server) || !server.server) return;
+      if (server.is_lost || !runs(server) || !server.server) return;
+      for (const auto& one : processes_)
+        if (!one->is_worker && one->number == piece.server && one->term > 0 && !one->has_kept_memory) return;
+      has_died = has_died || server.term > 0;
       const PartTable::Place place = server.server->stores().table()->find(0, key.id);
       if (!place.part) return;
       const size_t chunk = place.part->layout().first_chunk(place.piece);
@@ -1090,8 +1161,27 @@ class World {
     }
     for (const auto& [server, found] : digits)
       for (size_t slot = 0; slot < std::min(found.size(), digits.begin()->second.size()); ++slot)
-        if (found[slot] != digits.begin()->second[slot])
+        if (found[slot] != digits.begin()->second[slot] &&
+            !(has_died && may_be_at_some(key, process(pushes_[slots_[key.id][slot]].rank))))
           story_.find(name_of_push(key.id, slot) + " is at some of its servers only");
+  }
+
+  // Of a key with a server that has died. Such a server has lost the pushes that this process sent it over TCP. And the
+  // others drop the pushes in their memory if a later process of the worker comes while the one that decides is lost.
+  bool may_be_at_some(const StoreKey& key, const Process& worker) {
+    const Process& primary = *of_place(false, key.pieces.front().server);
+    if (!is_shared(worker)) return true;
+    for (const StoreKey::Piece& piece : key.pieces) {
+      const Process& server = *of_place(false, piece.server);
+      if (!is_shared(server)) return true;
+      if (primary.term == 0 || &server == &primary) continue;
+      const auto told = server.told_at.find({primary.rank, worker.number});
+      for (const auto& one : processes_)
+        if (one->is_worker && one->number == worker.number && one->term > worker.term && one->attached_at < kNever &&
+            (told == server.told_at.end() || one->attached_at < told->second))
+          return true;
+    }
+    return false;
   }
 
   // Each push is in all chunks of a key at a server, or in none.
