@@ -15,7 +15,7 @@ from simulate.planted import PLANTED
 from simulate.programs import NAMES, program
 
 _KEPT = [line.split(maxsplit=2) for line in Path(__file__).with_name("kept.txt").read_text().splitlines()]
-_SEEDS_OF_PLANTED = 10_000
+_SEEDS_OF_PLANTED = 20_000
 
 
 def built(world, *patches):
