@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import ringtrain._core as _core
-from ringtrain.arrays.adapter import Adapter
+from ringtrain.arrays.adapter import Adapter, View
 from ringtrain.errors import PeerLostError, RemoteError, StalledError
 from ringtrain.failure import waiting
 
@@ -20,8 +21,6 @@ _finishing = threading.Lock()
 # The stream of a library that does not tell; see `adapter.Adapter.stream`.
 _UNKNOWN = -1
 _LEGACY_STREAM = 1
-# The default stream of the calling thread, in libraries that have one for each thread.
-_STREAM_OF_THREAD = 2
 # Called for failures that end the job, by the thread that waits or submits; see `report_failures_to`.
 _report: Callable[[BaseException], None] | None = None
 
@@ -43,11 +42,15 @@ ResultOut = TypeVar("ResultOut", covariant=True)
 
 
 class OnGpu(NamedTuple):
-    """In which order the work of an operation on a GPU and that of the user's library is done."""
+    """The GPU of an operation, and the library that has streams there."""
 
-    adapter: Adapter  # of the array
-    array: Any
-    submitted: int  # the stream that was the library's current one then
+    device: int
+    stream: Callable[[], int | None]  # returns the library's current one there, or what `adapter.Adapter.stream` does
+
+
+def on_gpu_of(adapter: Adapter, array: Any, view: View) -> OnGpu | None:
+    """Of an operation on an array with this view. None in the host's memory."""
+    return OnGpu(view[3], functools.partial(adapter.stream, array)) if len(view) == 5 else None
 
 
 class Pending(Protocol[ResultOut]):
@@ -116,13 +119,12 @@ class Handle(Generic[Result]):
                 _core.require_initialized()  # a forked child would wait for ever
 
     def _let_stream_wait(self, on_gpu: OnGpu) -> None:
-        stream = on_gpu.adapter.stream(on_gpu.array)
+        stream = on_gpu.stream()
         if stream is None or stream == _UNKNOWN:
             _keep_host_waiting(self._core)
             return
-        self._core.follow(stream)
         # Freed memory is used again in the stream that it came from, which may not wait for this operation.
-        self._is_ordered = stream == on_gpu.submitted and stream != _STREAM_OF_THREAD
+        self._is_ordered = self._core.follow(stream)
 
     def _make_result(self) -> None:
         with _finishing:  # by one thread only
@@ -135,7 +137,7 @@ class Handle(Generic[Result]):
                 self._finish = self._arrays = None
 
     def _keep_for_stream(self, on_gpu: OnGpu) -> None:
-        point = current_point(on_gpu.adapter, on_gpu.array)
+        point = _point_in(on_gpu.stream(), on_gpu.device)
         if point is not None:  # else the host has waited
             _abandoned.append((point.is_over, self._arrays))
 
@@ -162,10 +164,11 @@ def current_point(adapter: Adapter, array: Any) -> _core.GpuPoint | None:
 
     None for an array in the host's memory, or where the stream is unknown.
     """
-    stream = adapter.stream(array)
-    if stream is None or stream == _UNKNOWN:
-        return None
-    return _core.gpu_point(adapter.device(array), stream)
+    return _point_in(adapter.stream(array), adapter.device(array))
+
+
+def _point_in(stream: int | None, device: int) -> _core.GpuPoint | None:
+    return None if stream is None or stream == _UNKNOWN else _core.gpu_point(device, stream)
 
 
 def _keep_host_waiting(core: _core.Handle) -> None:

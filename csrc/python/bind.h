@@ -76,6 +76,11 @@ namespace nb = nanobind;
 // one is made of every gradient.
 struct SharedHandle {
   std::shared_ptr<Handle> handle;
+  CudaStream stream = nullptr;  // on a GPU: in which the values of the first tensor were made
+
+  // Once it is done, on a GPU: a stream waits for the result, the host does not. Whether it is the one above: then
+  // memory of it that is freed now is used again only after the operation. Throws the error of one that failed.
+  bool follow(CudaStream follower) const;
 };
 
 inline Engine::Caller caller_that(bool is_awaited) {
@@ -89,9 +94,9 @@ bool wait_for(Handle& handle, double timeout_s, double give_up_s);
 // A tensor as Python describes it: (address, dtype, shape), and of one on a GPU also (..., device, stream).
 TensorView to_view(const nb::tuple& tuple);
 
-// Where an array begins, if it is in host memory, is dense and writable and its elements are these. Of an object with
-// the buffer protocol, or of what Python tells of a tensor.
-std::optional<void*> address_of_same(nb::handle object, const TensorSpec& spec);
+// Where an array is, if it is on this device, is dense and writable and its elements are these. Of an object with the
+// buffer protocol, or of what Python tells of a tensor.
+std::optional<TensorPlace> place_of_same(nb::handle object, const TensorSpec& spec, int device);
 
 // A NumPy array of bytes that keeps the memory alive.
 nb::object array_of_bytes(std::shared_ptr<char> memory, size_t bytes);

@@ -110,27 +110,31 @@ bool is_shape(nb::handle tuple, const Shape& shape) {
   return true;
 }
 
-std::optional<void*> address_of_same_view(const nb::tuple& view, const TensorSpec& spec) {
-  if (NB_TUPLE_GET_SIZE(view.ptr()) != kInHostMemory || number(view, 1) != static_cast<uint64_t>(spec.dtype) ||
-      !is_shape(NB_TUPLE_GET_ITEM(view.ptr(), 2), spec.shape))
+std::optional<TensorPlace> place_of_same_view(const nb::tuple& view, const TensorSpec& spec, int device) {
+  const bool is_on_gpu = device != TensorView::kHost;
+  if (NB_TUPLE_GET_SIZE(view.ptr()) != (is_on_gpu ? kOnGpu : kInHostMemory) ||
+      number(view, 1) != static_cast<uint64_t>(spec.dtype) || !is_shape(NB_TUPLE_GET_ITEM(view.ptr(), 2), spec.shape) ||
+      (is_on_gpu && number(view, 3) != static_cast<uint64_t>(device)))
     return std::nullopt;
-  return reinterpret_cast<void*>(number(view, 0));
+  return TensorPlace{reinterpret_cast<void*>(number(view, 0)),
+                     is_on_gpu ? reinterpret_cast<CudaStream>(number(view, 4)) : nullptr};
 }
 
 }  // namespace
 
-std::optional<void*> address_of_same(nb::handle object, const TensorSpec& spec) {
-  if (PyTuple_CheckExact(object.ptr())) return address_of_same_view(nb::borrow<nb::tuple>(object), spec);
+std::optional<TensorPlace> place_of_same(nb::handle object, const TensorSpec& spec, int device) {
+  if (PyTuple_CheckExact(object.ptr())) return place_of_same_view(nb::borrow<nb::tuple>(object), spec, device);
   Py_buffer buffer;
   if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE) != 0) {
     PyErr_Clear();
     return std::nullopt;
   }
-  const bool is_same = dtype_of(buffer) == spec.dtype && static_cast<size_t>(buffer.ndim) == spec.shape.size() &&
+  const bool is_same = device == TensorView::kHost && dtype_of(buffer) == spec.dtype &&
+                       static_cast<size_t>(buffer.ndim) == spec.shape.size() &&
                        std::equal(spec.shape.begin(), spec.shape.end(), buffer.shape);
   void* const address = buffer.buf;
   PyBuffer_Release(&buffer);
-  return is_same ? std::optional(address) : std::nullopt;
+  return is_same ? std::optional(TensorPlace{address}) : std::nullopt;
 }
 
 TensorView to_view(const nb::tuple& tuple) {

@@ -122,7 +122,8 @@ SharedHandle submit(const Operation& operation, const nb::list& inputs, const nb
   if (waits_for_name) builder.let_wait_for_name();
   if (!title.empty()) builder.set_title(std::move(title));
   if (weight) builder.set_weight(*weight);
-  return {builder.submit(caller_that(is_awaited))};
+  const CudaStream stream = builder.stream();
+  return {builder.submit(caller_that(is_awaited)), stream};
 }
 
 constexpr double kLeave_s = 1;
@@ -220,13 +221,16 @@ void on_done(const SharedHandle& shared, uintptr_t function, uintptr_t argument)
       [call = reinterpret_cast<void (*)(void*)>(function), argument] { call(reinterpret_cast<void*>(argument)); });
 }
 
-// The stream waits for the result, the host does not.
-void follow(const SharedHandle& shared, uintptr_t stream) {
-  const Result& result = shared.handle->result();
-  if (result.done) result.done->let_wait(reinterpret_cast<CudaStream>(stream));
-}
+// The default stream of the thread that names it, in libraries that have one for each thread.
+const CudaStream kStreamOfThread = reinterpret_cast<CudaStream>(2);
 
 }  // namespace
+
+bool SharedHandle::follow(CudaStream follower) const {
+  const Result& result = handle->result();
+  if (result.done) result.done->let_wait(follower);
+  return follower == stream && follower != kStreamOfThread;
+}
 
 void bind_handle(nb::module_& module) {
   nb::class_<GpuMemory>(module, "GpuMemory", "A result on a GPU.")
@@ -244,7 +248,15 @@ void bind_handle(nb::module_& module) {
       .def("on_done", &on_done, nb::arg("function"), nb::arg("argument"), nb::call_guard<ReleasedGil>(),
            "Calls a C function, void (*)(void*), by its address when it is done: once, and at once if it is already. "
            "Not while the GIL is held. It may submit, but not wait.")
-      .def("follow", &follow, nb::arg("stream"), "Makes a stream of the GPU wait for the result.")
+      .def_prop_ro("stream", [](const SharedHandle& shared) { return reinterpret_cast<uintptr_t>(shared.stream); })
+      .def(
+          "follow",
+          [](const SharedHandle& shared, uintptr_t stream) {
+            return shared.follow(reinterpret_cast<CudaStream>(stream));
+          },
+          nb::arg("stream"),
+          "Makes a stream of the GPU wait for the result. Whether the operation was submitted in that stream: then "
+          "what uses memory of it that is freed now comes after the operation.")
       .def("tensors", &tensors_of, "Results that the operation allocated: (bytes, dtype, shape) each.")
       .def("received_splits", [](const SharedHandle& shared) { return shared.handle->result().received_splits; })
       .def("number", [](const SharedHandle& shared) { return shared.handle->result().number; });

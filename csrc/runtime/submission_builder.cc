@@ -6,6 +6,19 @@
 
 namespace ringtrain {
 
+namespace {
+
+// The operation waits for what is in the tensor's stream now.
+void note_stream(Engine& engine, Submission& submission, const TensorSpec& spec, const TensorPlace& place, int device) {
+  const GpuPtr gpu = engine.gpu(device);
+  if (spec.count() > 0) gpu->require_owns(place.address);
+  for (const auto& [stream, event] : submission.ready)
+    if (stream == place.stream) return;
+  submission.ready.emplace_back(place.stream, gpu->record_of_user(place.stream));
+}
+
+}  // namespace
+
 void require_memory(const void* address, const TensorSpec& spec) {
   if (address == nullptr && spec.count() > 0)
     throw invalid(
@@ -22,7 +35,7 @@ void SubmissionBuilder::add_input(TensorView view) {
   require_memory(view.address, view.spec);
   Operation& operation = submission_->request->operation;
   operation.is_on_gpu = view.device != TensorView::kHost;
-  if (operation.is_on_gpu) note_stream(view);
+  if (operation.is_on_gpu) note_stream(*engine_, *submission_, view.spec, {view.address, view.stream}, view.device);
   submission_->inputs.push_back(view.address);
   operation.tensors.push_back(std::move(view.spec));
 }
@@ -45,40 +58,36 @@ void SubmissionBuilder::set_weight(double weight) {
   submission_->request->operation.is_weighted = true;
 }
 
-void SubmissionBuilder::note_stream(const TensorView& view) {
-  const GpuPtr gpu = engine_->gpu(view.device);
-  if (view.spec.count() > 0) gpu->require_owns(view.address);
-  for (const auto& [stream, event] : submission_->ready)
-    if (stream == view.stream) return;
-  submission_->ready.emplace_back(view.stream, gpu->record_of_user(view.stream));
+Prepared::Prepared(Request request, TensorView tensor, bool waits_for_name)
+    : request_(std::make_shared<Request>(std::move(request))), device_(tensor.device), waits_for_name_(waits_for_name) {
+  request_->operation.is_on_gpu = is_on_gpu();
+  request_->operation.tensors.push_back(std::move(tensor.spec));
 }
 
-Prepared::Prepared(Request request, TensorSpec spec, bool waits_for_name)
-    : request_(std::make_shared<Request>(std::move(request))), waits_for_name_(waits_for_name) {
-  request_->operation.tensors.push_back(std::move(spec));
+std::shared_ptr<Handle> Prepared::submit(const TensorPlace& place, Engine::Caller caller) {
+  return submit(request_, place, caller);
 }
 
-std::shared_ptr<Handle> Prepared::submit(void* address, Engine::Caller caller) {
-  return submit(request_, address, caller);
-}
-
-std::shared_ptr<Handle> Prepared::submit(void* address, Engine::Caller caller, std::string title,
+std::shared_ptr<Handle> Prepared::submit(const TensorPlace& place, Engine::Caller caller, std::string title,
                                          std::shared_ptr<const std::string> site) {
   auto request = std::make_shared<Request>(*request_);
   request->title = std::make_shared<const std::string>(std::move(title));
   request->site = std::move(site);
-  return submit(std::move(request), address, caller);
+  return submit(std::move(request), place, caller);
 }
 
-std::shared_ptr<Handle> Prepared::submit(std::shared_ptr<Request> request, void* address, Engine::Caller caller) {
-  require_memory(address, spec());
+std::shared_ptr<Handle> Prepared::submit(std::shared_ptr<Request> request, const TensorPlace& place,
+                                         Engine::Caller caller) {
+  require_memory(place.address, spec());
+  const std::shared_ptr<Engine> engine = require_engine();
   auto submission = std::make_shared<Submission>();
   submission->request = std::move(request);
-  submission->inputs.push_back(address);
-  submission->outputs.push_back(address);
+  submission->inputs.push_back(place.address);
+  submission->outputs.push_back(place.address);
   submission->weight = weight_;
   submission->waits_for_name = waits_for_name_;
-  std::shared_ptr<Handle> handle = require_engine()->submit(submission, caller);
+  if (is_on_gpu()) note_stream(*engine, *submission, spec(), place, device_);
+  std::shared_ptr<Handle> handle = engine->submit(submission, caller);
   request_ = submission->request;  // another one where the memory is registered now, or is no more
   return handle;
 }

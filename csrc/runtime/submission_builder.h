@@ -18,6 +18,12 @@ struct TensorView {
   CudaStream stream = nullptr;  // on a GPU: in which its values are made
 };
 
+// Of what is known of a tensor but for this: where it is now.
+struct TensorPlace {
+  void* address = nullptr;
+  CudaStream stream = nullptr;  // on a GPU: in which its values are made
+};
+
 // Throws invalid for a place that cannot hold a tensor.
 void require_memory(const void* address, const TensorSpec& spec);
 
@@ -39,41 +45,45 @@ class SubmissionBuilder {
   void set_title(std::string title) {
     submission_->request->title = std::make_shared<const std::string>(std::move(title));
   }
+  // On a GPU, with a tensor: that in which the values of the first one are made.
+  CudaStream stream() const { return submission_->ready.empty() ? nullptr : submission_->ready.front().first; }
   void let_wait_for_name() { submission_->waits_for_name = true; }
 
   // Once. As Engine::submit.
   std::shared_ptr<Handle> submit(Engine::Caller caller) { return engine_->submit(std::move(submission_), caller); }
 
  private:
-  void note_stream(const TensorView& view);
-
   const std::shared_ptr<Engine> engine_;
   SubmissionPtr submission_;
 };
 
-// The allreduce or broadcast in place of one tensor in host memory that comes again in every step: all that is known of
-// it before is made once and shared by its submissions.
+// The allreduce or broadcast in place of one tensor that comes again in every step: all that is known of it before is
+// made once and shared by its submissions.
 //
 // One thread at a time. Outlives engines: each submission goes to the current one.
 class Prepared {
  public:
-  // `request` lacks the tensor, and has a name of the user. `waits_for_name`: see Submission. A request that is
-  // weighted needs set_weight().
-  Prepared(Request request, TensorSpec spec, bool waits_for_name);
+  // The first such tensor; its place does not count. `request` lacks the tensor, and has a name of the user.
+  // `waits_for_name`: see Submission. A request that is weighted needs set_weight().
+  Prepared(Request request, TensorView tensor, bool waits_for_name);
 
   const TensorSpec& spec() const { return request_->operation.tensors.front(); }
+  int device() const { return device_; }
+  bool is_on_gpu() const { return device_ != TensorView::kHost; }
   // Of the submissions from now on. As SubmissionBuilder::set_weight.
   void set_weight(double weight) { weight_ = weight; }
-  // As SubmissionBuilder::submit, for the tensor at this address. Throws not_initialized.
-  std::shared_ptr<Handle> submit(void* address, Engine::Caller caller);
+  // As SubmissionBuilder::submit, for the tensor in this place on the same device. Throws not_initialized, and on a GPU
+  // what SubmissionBuilder throws.
+  std::shared_ptr<Handle> submit(const TensorPlace& place, Engine::Caller caller);
   // The same, with title and site of its own.
-  std::shared_ptr<Handle> submit(void* address, Engine::Caller caller, std::string title,
+  std::shared_ptr<Handle> submit(const TensorPlace& place, Engine::Caller caller, std::string title,
                                  std::shared_ptr<const std::string> site);
 
  private:
-  std::shared_ptr<Handle> submit(std::shared_ptr<Request> request, void* address, Engine::Caller caller);
+  std::shared_ptr<Handle> submit(std::shared_ptr<Request> request, const TensorPlace& place, Engine::Caller caller);
 
   std::shared_ptr<Request> request_;
+  const int device_;
   double weight_ = 1;
   bool waits_for_name_;
 };

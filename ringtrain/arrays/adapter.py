@@ -74,6 +74,9 @@ class Adapter(Protocol):
         -1 where the library's stream is unknown, so that the host has to wait for the result.
         """
 
+    def stream_of_device(self, device: int) -> int:
+        """The same for a GPU. Only of libraries whose `view_in_place` takes arrays on GPUs."""
+
     def device(self, array: Any) -> int:
         """The number of the array's GPU; -1 for an array in the host's memory."""
 

@@ -106,7 +106,11 @@ def received_splits(numbers: list[int], sent: Any) -> Any:
 
 
 def stream(array: Any) -> int:
-    return int(_current_stream(array.data.device_id).ptr)
+    return stream_of_device(array.data.device_id)
+
+
+def stream_of_device(device: int) -> int:
+    return int(_current_stream(device).ptr)
 
 
 def device(array: Any) -> int:

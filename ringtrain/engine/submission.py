@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from ringtrain.engine.requirements import (
     require_weight,
 )
 from ringtrain.failure import call_site, warn
-from ringtrain.handles import Handle, OnGpu, report_failure
+from ringtrain.handles import Handle, OnGpu, on_gpu_of, report_failure
 from ringtrain.process_sets import ProcessSet
 
 _FOR_COMPLEX = (ReduceOp.Sum, ReduceOp.Average)
@@ -230,7 +231,7 @@ def _place_of(operation: Operation, inputs: list[_Input]) -> OnGpu | None:
                 f"{operation.title}: its tensors are {_place_text(first.view)} and {_place_text(one.view)}; "
                 "put them in one place"
             )
-    return OnGpu(first.adapter, first.sent, first.view[4]) if len(first.view) == 5 else None
+    return on_gpu_of(first.adapter, first.sent, first.view)
 
 
 def _place_text(view: View) -> str:
@@ -342,11 +343,15 @@ BroadcastKey = tuple[str | None, int, ProcessSet, int]  # the name, the root, th
 
 
 class Prepared(_core.Prepared):
-    """One named array in the host's memory. `_core.Prepared` submits it; here is the key with which it was prepared."""
+    """One named array. `_core.Prepared` submits it; here is the key with which it was prepared.
 
-    __slots__ = ("how", "is_weighted", "priority", "process_set", "process_set_id")
+    `on_gpu` is None for an array in the host's memory.
+    """
+
+    __slots__ = ("how", "is_weighted", "on_gpu", "priority", "process_set", "process_set_id")
     how: How | int
     is_weighted: bool
+    on_gpu: OnGpu | None
     priority: int
     process_set: ProcessSet
     process_set_id: int
@@ -363,7 +368,8 @@ class Prepared(_core.Prepared):
 
     def as_handle(self) -> Handle[Any]:
         """Return the Handle of what was begun, which keeps the array as long as it may be read or written."""
-        return Handle(*self.take())
+        core, array = self.take()
+        return Handle(core, array, None, self.on_gpu)
 
     def __del__(self) -> None:
         if self.has_begun():
@@ -382,7 +388,7 @@ class PreparedTensors(Generic[_Key]):
     MAX_KNOWN = 10_000  # names; beyond that all are forgotten
 
     def __init__(self) -> None:
-        # By name, without a prefix. None for a name that came once, and on a GPU, where nothing is prepared.
+        # By name, without a prefix. None for a name that came once.
         self.known: dict[str, Prepared | None] = {}
 
     def submit(
@@ -409,7 +415,7 @@ class PreparedTensors(Generic[_Key]):
                 else:
                     core = prepared.start_again(tensor)
                     if core is not None:
-                        return Handle(core, tensor)
+                        return Handle(core, tensor, None, prepared.on_gpu)
             except Exception as error:
                 report_failure(error)
                 raise
@@ -467,14 +473,14 @@ class PreparedAllreduces(PreparedTensors[Key]):
             weight = require_weight(weight, op, "allreduce")
         agreed = full_name or "", op, prescale, postscale, number, priority
         site = call_site(full_name or "")
+        on_gpu = _gpu_of(adapter, view)
         prepared = None
         if name:
             is_repeated = name in self.known
-            if len(view) == 3 and (is_repeated or self._prepares_new):
-                prepared = Prepared(
-                    view, *agreed, site, *_ways_to_look(adapter, tensor), is_weighted=weight is not None
-                )
-                prepared.is_weighted = weight is not None
+            if is_repeated or self._prepares_new:
+                ways = _ways_to_look(adapter, tensor, on_gpu)
+                prepared = Prepared(view, *agreed, site, *ways, is_weighted=weight is not None)
+                prepared.is_weighted, prepared.on_gpu = weight is not None, on_gpu
                 if weight is not None:
                     prepared.set_weight(weight)
                 prepared.how, prepared.priority = key[1], priority
@@ -487,7 +493,7 @@ class PreparedAllreduces(PreparedTensors[Key]):
         except Exception as error:
             report_failure(error)
             raise
-        return Handle(core, tensor, None, OnGpu(adapter, tensor, view[4]) if len(view) == 5 else None)
+        return Handle(core, tensor, None, on_gpu)
 
 
 class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
@@ -505,13 +511,16 @@ class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
         except Exception as error:
             report_failure(error)
             raise
-        handle = start(operation, is_awaited) if core is None else Handle(core, tensor)
+        if prepared is None or core is None:
+            handle, prepared = start(operation, is_awaited), None
+        else:
+            handle = Handle(core, tensor, None, prepared.on_gpu)
         if name:
-            self._remember(name, None if core is None else prepared)
+            self._remember(name, prepared)
         return handle
 
     def _prepare(self, operation: Operation) -> Prepared | None:
-        """Raises as `start`. None for a tensor that is not in the host's memory, or cannot be worked on in place."""
+        """Raises as `start`. None for a tensor that cannot be worked on in place."""
         (tensor,) = operation.tensors
         name, process_set, title = operation.name, operation.process_set, operation.title
         _core.require_initialized()
@@ -520,19 +529,29 @@ class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
         priority = require_priority(operation.priority, title)
         adapter = adapter_for(tensor)
         view = adapter.view_in_place(tensor)
-        if view is None or len(view) != 3:
+        if view is None:
             return None
         agreed = name or "", ReduceOp.Sum, 1.0, 1.0, number, priority
-        prepared = Prepared(view, *agreed, call_site(), *_ways_to_look(adapter, tensor), kind=operation.kind, root=root)
-        prepared.is_weighted = False
+        on_gpu = _gpu_of(adapter, view)
+        ways = _ways_to_look(adapter, tensor, on_gpu)
+        prepared = Prepared(view, *agreed, call_site(), *ways, kind=operation.kind, root=root)
+        prepared.is_weighted, prepared.on_gpu = False, on_gpu
         prepared.how, prepared.priority = operation.root, operation.priority
         prepared.process_set, prepared.process_set_id = process_set, number
         return prepared
 
 
-def _ways_to_look(adapter: Adapter, tensor: Any) -> tuple[type, Callable[[Any], View | None] | None, object | None]:
-    """For `_core.Prepared`: the type of the tensor, and how the core looks at another one of it."""
+_Looks = tuple[type, Callable[[Any], View | None] | None, Callable[[], int | None] | None, object | None]
+
+
+def _gpu_of(adapter: Adapter, view: View) -> OnGpu | None:
+    """Of what has a view in place, and is not kept."""
+    return OnGpu(view[3], partial(adapter.stream_of_device, view[3])) if len(view) == 5 else None
+
+
+def _ways_to_look(adapter: Adapter, tensor: Any, on_gpu: OnGpu | None) -> _Looks:
+    """For `_core.Prepared`: the type of the tensor, and how the core looks at another one of it and at the stream."""
     kind = type(tensor)
     look = None if kind is np.ndarray else adapter.view_in_place
     exchange = getattr(kind, "__dlpack_c_exchange_api__", None) if adapter.MAKES == "torch" else None
-    return kind, look, exchange
+    return kind, look, None if on_gpu is None else on_gpu.stream, exchange

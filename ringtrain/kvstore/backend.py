@@ -15,7 +15,7 @@ from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import MismatchError, NotInitializedError
 from ringtrain.failure import call_site
-from ringtrain.handles import Handle, OnGpu, Pending
+from ringtrain.handles import Handle, Pending, on_gpu_of
 from ringtrain.job import session
 from ringtrain.kvstore import places, state_files
 from ringtrain.kvstore.entries import Entries, Entry, Key, Kind
@@ -509,7 +509,7 @@ class CollectiveBackend(Backend):
             site=call_site(site),
             waits_for_name=True,
         )
-        return Handle(core, (source, target), None, OnGpu(adapter, target, view[4]) if len(view) == 5 else None)
+        return Handle(core, (source, target), None, on_gpu_of(adapter, target, view))
 
     def _number(self) -> int:
         number = self._process_set.process_set_id

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import pytest
 from exact_torch_gpu import (
     empty,
     is_done,
@@ -29,6 +30,7 @@ dist = on_demand("torch.distributed")
 hvd = on_demand("ringtrain.torch")
 
 _COUNTS = (1, 1031)
+_CALLS = 24  # from so many on, a repeated one is prepared, whichever of its names comes
 
 
 @contextmanager
@@ -238,4 +240,110 @@ def check_memory_stays_while_another_stream_makes_the_result() -> None:
                 others = [on_gpu(np.full(64, 7, "float32")) for _ in range(20)]
             with ended_in:
                 require_on_gpu(mine, np.full((8, 8), float(size), "float32"))
+            del others
+
+
+@contextmanager
+def all_are_prepared() -> Iterator[None]:
+    """Raises AssertionError from an operation that is not prepared."""
+    from ringtrain.torch.distributed.group import ProcessGroup
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("an operation was not prepared")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessGroup, "_submit", refuse)
+        yield
+
+
+def allreduce_of_group(mine: Any) -> Any:
+    """Returns the Work of an operation that is not async, which dist.all_reduce() keeps for itself."""
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    return dist.distributed_c10d._get_default_group().allreduce([mine], options)
+
+
+REPEATS: dict[str, Callable[[Any], Any]] = {
+    "all_reduce": lambda mine: dist.all_reduce(mine),
+    "async": lambda mine: dist.all_reduce(mine, async_op=True).wait(),
+    "future": lambda mine: dist.all_reduce(mine, async_op=True).get_future().wait(),
+    "group": lambda mine: allreduce_of_group(mine).wait(),
+}
+
+
+def prepare(call: Callable[[Any], Any], count: int) -> None:
+    for _ in range(_CALLS):
+        call(on_gpu(np.ones(count)))
+    synchronize()
+
+
+def check_repeats_are_prepared(way: str) -> None:
+    with default_group() as (rank, size):
+        prepare(REPEATS[way], 1000)
+        with all_are_prepared():
+            for step in range(_CALLS):
+                arrays = data_of_ranks(size, (1000,), "float64", seed=step)
+                mine = on_gpu(arrays[rank])
+                REPEATS[way](mine if step % 2 else mine.reshape(10, 100))
+                require_on_gpu(mine, reference("sum", arrays))
+        for dtype in ("float32", "int64", "float64"):
+            for count in (10, 1000):
+                arrays = data_of_ranks(size, (count,), dtype)
+                REPEATS[way](mine := on_gpu(arrays[rank]))
+                require_on_gpu(mine, reference("sum", arrays))
+
+
+def check_a_repeat_lies_between_the_kernels_of_its_stream(way: str) -> None:
+    with default_group() as (rank, size):
+        prepare(REPEATS[way], 1000)
+        for stream in (new_stream(), new_stream()):
+            with stream, all_are_prepared():
+                mine = on_gpu(np.zeros(1000))
+                keep_busy(SLOW_S / 4)
+                mine += rank + 1
+                REPEATS[way](mine)
+                require_on_gpu(mine + 1, np.full(1000, size * (size + 1) / 2 + 1))
+
+
+def check_the_stream_that_waits_for_a_repeat_is_the_one_that_is_current_then(way: str) -> None:
+    """`way`: what is waited for: "work", "future", or what `allreduce_of_group` returns, "group"."""
+
+    def start(mine: Any) -> Any:
+        if way == "group":
+            return allreduce_of_group(mine)
+        work = dist.all_reduce(mine, async_op=True)
+        return work.get_future() if way == "future" else work
+
+    with default_group() as (_, size):
+        prepare(lambda mine: start(mine).wait(), 1000)
+        begun_in, ended_in, again_in = new_stream(), new_stream(), new_stream()
+        for busy_s in (0, SLOW_S):
+            with begun_in, all_are_prepared():
+                mine = on_gpu(np.zeros(1000))
+                keep_busy(busy_s)
+                mine += 1
+                pending = start(mine)
+            for place, stream in enumerate((ended_in, again_in)):
+                with stream:
+                    pending.wait()
+                    require_on_gpu(mine + place, np.full(1000, float(size + place)))
+
+
+def check_memory_of_a_repeat_stays_while_another_stream_reads_it() -> None:
+    with default_group() as (_, size):
+        prepare(lambda mine: dist.all_reduce(mine, async_op=True).wait(), 64)
+        for _ in range(2):  # the first time the host may be slow
+            begun_in, ended_in = new_stream(), new_stream()
+            with begun_in, all_are_prepared():
+                mine = on_gpu(np.ones(64))
+                keep_busy(SLOW_S / 2)
+                work = dist.all_reduce(mine, async_op=True)
+            with ended_in:
+                work.wait()
+                doubled = 2 * mine
+            del work, mine
+            with begun_in:
+                others = [empty(64, "float64") for _ in range(20)]
+            with ended_in:
+                require_on_gpu(doubled, np.full(64, 2.0 * size))
             del others

@@ -7,7 +7,7 @@ DistributedDataParallel, which needs backward(), is in test/gpu/real/.
 import c10d_gpu_checks
 import numpy as np
 import pytest
-from c10d_gpu_checks import CALLS, default_group
+from c10d_gpu_checks import CALLS, REPEATS, default_group
 from exact_torch_gpu import on_gpu, require_on_gpu
 from harness import gpu_arrays
 from harness.frameworks import need_torch_of_backend, on_demand
@@ -64,6 +64,24 @@ def test_the_host_does_not_wait_for_the_gpu(call):
 @pytest.mark.parametrize("way", ["work", "future"])
 def test_the_stream_that_waits_is_the_one_that_is_current_then(way):
     c10d_gpu_checks.check_the_stream_that_waits_is_the_one_that_is_current_then(way)
+
+
+@pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("way", REPEATS)
+def test_repeated_allreduces_are_prepared(way):
+    c10d_gpu_checks.check_repeats_are_prepared(way)
+    c10d_gpu_checks.check_a_repeat_lies_between_the_kernels_of_its_stream(way)
+
+
+@pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("way", ["work", "future", "group"])
+def test_the_stream_that_waits_for_a_repeat_is_the_one_that_is_current_then(way):
+    c10d_gpu_checks.check_the_stream_that_waits_for_a_repeat_is_the_one_that_is_current_then(way)
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_memory_of_a_repeat_stays_while_another_stream_reads_it():
+    c10d_gpu_checks.check_memory_of_a_repeat_stays_while_another_stream_reads_it()
 
 
 @pytest.mark.ranks(2, env=GPU)

@@ -23,6 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from harness.gpu_arrays import cupy
+from ringtrain.arrays.dlpack import _Tensor as DLTensor
 
 Result = TypeVar("Result")
 _held: list[tuple[Any, Any]] = []  # memory that other streams still use, and where they end to do so
@@ -185,6 +186,57 @@ def backward(parameters: Iterable[torch.Tensor], gradients: Iterable[torch.Tenso
         parameter.grad = gradient
         for hook in list(parameter._hooks):
             hook(parameter)
+
+
+# DLPack's exchange API, as a PyTorch for CUDA has it of its tensors.
+
+_GPU = 2  # kDLCUDA
+_CODES = {torch.bool: 6, torch.bfloat16: 4}  # DLDataTypeCode, where it is not that of all numbers of the kind
+_Look = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DLTensor))
+_FindStream = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+@_Look
+def _look(tensor: GpuTensor, seen: Any) -> int:
+    shape, strides = tensor.shape, tensor.stride()
+    tensor._seen = [(ctypes.c_int64 * len(each))(*each) for each in (shape, strides)]  # type: ignore[attr-defined]
+    dtype = tensor.dtype
+    kind = 2 if dtype.is_floating_point else 5 if dtype.is_complex else 0 if dtype.is_signed else 1
+    table = seen.contents
+    table.data, table.byte_offset, table.ndim = tensor.data_ptr(), 0, len(shape)
+    table.device_type, table.device_id = _GPU, tensor.get_device()
+    table.dtype.code, table.dtype.bits, table.dtype.lanes = _CODES.get(dtype, kind), 8 * dtype.itemsize, 1
+    table.shape, table.strides = tensor._seen  # type: ignore[attr-defined]
+    return 0
+
+
+@_FindStream
+def _find_stream(device_type: int, device: int, stream: Any) -> int:
+    assert device_type == _GPU
+    stream[0] = cupy.cuda.get_current_stream(device).ptr or None
+    return 0
+
+
+class _ExchangeApi(ctypes.Structure):
+    """DLPackExchangeAPI. Functions that ringtrain does not call are null."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("older", ctypes.c_void_p),
+        ("others", ctypes.c_void_p * 3),
+        ("look", _Look),
+        ("find_stream", _FindStream),
+    )
+
+
+_exchange_api = _ExchangeApi(major=1, minor=3, look=_look, find_stream=_find_stream)
+_capsule_name = b"dlpack_exchange_api"
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+GpuTensor.__dlpack_c_exchange_api__ = _new_capsule(  # type: ignore[attr-defined]
+    ctypes.addressof(_exchange_api), _capsule_name, None
+)
 
 
 _to_within_cpu = torch.Tensor.to

@@ -308,14 +308,15 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         """
         if not self._is_open or self._job != meeting.current_job():
             return None
-        is_async = opts.asyncOp
         with self._lock:
             names = self._names
             prepared: Prepared | None = names.upcoming().prepared
             if prepared is None or hash(opts.reduceOp) != prepared.op:
                 return None
             title = f"all_reduce #{names.calls + 1} of {self._title}{detail}"
-            begun = prepared.submit(tensors[0], is_async, title)
+            # On a GPU other streams may wait for a Work that is kept.
+            needs_handle = opts.asyncOp or (prepared.device is not None and not forgets_work)
+            begun = prepared.submit(tensors[0], needs_handle, title)
             if begun is False:
                 return None
             names.advance("all_reduce", prepared.signature)
@@ -323,7 +324,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         handle = prepared.run(timeout_s) if begun is True else begun
         if handle is None:
             return _DONE if forgets_work else Work.done(tensors)
-        return Work(title, (handle,), tensors, tensors, None, timeout_s)
+        return Work(title, (handle,), tensors, tensors, None, timeout_s, prepared.order_of(handle))
 
     @shown_in_profiles("all_reduce", 0)
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
@@ -342,7 +343,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         signature = tuple(view[1:3] for view in views)
         finish = copies_back(tensors, memory)
         again = None
-        if len(views) == 1 and finish is None and tensors[0].is_cpu:
+        if len(views) == 1 and finish is None:
             again = functools.partial(prepare, tensors[0], views[0], self._set, reduction, op)
         return self._submit(
             *(kind, OpKind.ALLREDUCE, signature, views, views, reduction),

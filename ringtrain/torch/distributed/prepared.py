@@ -11,6 +11,7 @@ from ringtrain.errors import RingtrainError
 from ringtrain.failure import RepeatedSite, call_site
 from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed.naming import Call
+from ringtrain.torch.distributed.streams import StreamOrder
 from ringtrain.torch.distributed.views import Tensor
 from ringtrain.torch.distributed.work import LOOK_S
 
@@ -19,12 +20,14 @@ class Prepared(_core.Prepared):
     """The operation of a call. It is submitted again with any tensor of the same class, dtype and number of elements.
 
     Attributes:
+        device: the number of the GPU; None for tensors in host memory.
         op: torch's reduction, as its hash.
         signature: the number by which the names of the group know it.
         site: the line of the script.
     """
 
-    __slots__ = ("op", "signature", "site")
+    __slots__ = ("device", "op", "signature", "site")
+    device: int | None
     op: int
     signature: int
     site: RepeatedSite
@@ -41,6 +44,8 @@ class Prepared(_core.Prepared):
     def run(self, timeout_s: float) -> _core.Handle | None:
         """Wait for what was begun. Returns its Handle if it has failed or takes long, and None if it is done.
 
+        On a GPU the current stream waits for the result.
+
         An operation that makes no progress fails on all ranks after `timeout_s`.
         """
         try:
@@ -53,6 +58,10 @@ class Prepared(_core.Prepared):
             raise
         return self.take()[0]
 
+    def order_of(self, handle: _core.Handle) -> StreamOrder | None:
+        """Returns the order of what was submitted; None in host memory."""
+        return None if self.device is None else StreamOrder(self.device, handle.stream)
+
 
 def prepare(
     tensor: Tensor, view: View, process_set: int, reduction: ReduceOp, op: Any, call: Call, signature: int, title: str
@@ -64,7 +73,8 @@ def prepare(
         return None
     agreed = call.name, reduction, 1.0, 1.0, process_set, 0
     site = call_site()
-    prepared = Prepared(view, *agreed, site, kind, None, exchange, is_flat=True, waits_for_name=True)
+    prepared = Prepared(view, *agreed, site, kind, None, None, exchange, is_flat=True, waits_for_name=True)
+    prepared.device = view[3] if len(view) == 5 else None
     prepared.op, prepared.signature, prepared.site = hash(op), signature, RepeatedSite()
     try:
         handle = prepared.start(tensor, title, site)

@@ -28,13 +28,17 @@ class StreamOrder:
     """
 
     def __init__(self, device: int, stream: int) -> None:
-        self.device = torch.device("cuda", device)
+        self._device = device
         self._submitted = stream
         self._made: _core.GpuPoint | None = None  # where the results are made of those of the engine
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self._device)
+
     def again(self) -> StreamOrder:
         """Returns the order of an operation that was called at the same place."""
-        return StreamOrder(self.device.index, self._submitted)
+        return StreamOrder(self._device, self._submitted)
 
     def follow(self, handles: Sequence[_core.Handle]) -> None:
         """Makes the current stream wait for the results. Raises the error of an operation that has failed."""
@@ -47,7 +51,7 @@ class StreamOrder:
 
     def note_made(self) -> None:
         """The current stream has just been given the work that makes the results."""
-        self._made = _core.gpu_point(self.device.index, self._current())
+        self._made = _core.gpu_point(self._device, self._current())
 
     def is_over(self, handles: Sequence[_core.Handle]) -> bool:
         """Whether the GPU has the results."""
@@ -71,7 +75,7 @@ class StreamOrder:
         return torch.cuda.stream(torch.cuda.Stream(self.device))
 
     def _current(self) -> int:
-        return adapter.stream_of_device(self.device.index)
+        return adapter.stream_of_device(self._device)
 
 
 def order_of(view: _core.View) -> StreamOrder | None:

@@ -5,10 +5,10 @@ import contextlib
 import c10d_gpu_checks
 import numpy as np
 import pytest
-from c10d_gpu_checks import CALLS, default_group
+from c10d_gpu_checks import CALLS, REPEATS, default_group
 from exact_torch_gpu import on_gpu, require_on_gpu
 from harness.frameworks import on_demand
-from real_gpus import library, need_gpu
+from real_gpus import library, need_gpu, need_nccl
 
 need_gpu()
 torch = on_demand("torch")
@@ -65,8 +65,29 @@ def test_the_stream_that_waits_is_the_one_that_is_current_then(way):
 
 
 @pytest.mark.ranks(1, 2, timeout=300)
-def test_a_callback_of_a_future_sees_the_result_and_a_work_is_complete_when_the_gpu_is():
+@pytest.mark.parametrize("way", REPEATS)
+def test_repeated_allreduces_are_prepared(way):
     library("torch")
+    c10d_gpu_checks.check_repeats_are_prepared(way)
+    c10d_gpu_checks.check_a_repeat_lies_between_the_kernels_of_its_stream(way)
+
+
+@pytest.mark.ranks(1, 2, timeout=300)
+@pytest.mark.parametrize("way", ["work", "future", "group"])
+def test_the_stream_that_waits_for_a_repeat_is_the_one_that_is_current_then(way):
+    library("torch")
+    c10d_gpu_checks.check_the_stream_that_waits_for_a_repeat_is_the_one_that_is_current_then(way)
+
+
+@pytest.mark.ranks(1, 2, timeout=300)
+def test_memory_of_a_repeat_stays_while_another_stream_reads_it():
+    library("torch")
+    c10d_gpu_checks.check_memory_of_a_repeat_stays_while_another_stream_reads_it()
+
+
+@pytest.mark.ranks(1, 2, env={"RINGTRAIN_GPU_ALGORITHM": "nccl"}, timeout=300)
+def test_a_callback_of_a_future_sees_the_result_and_a_work_is_complete_when_the_gpu_is():
+    need_nccl(library("torch"))  # through host memory the host waits for the GPU
     c10d_gpu_checks.check_a_callback_of_a_future_sees_the_result()
     c10d_gpu_checks.check_a_work_is_complete_when_the_gpu_is()
     c10d_gpu_checks.check_memory_stays_while_another_stream_makes_the_result()
@@ -124,7 +145,8 @@ def test_an_error_names_the_bucket_that_autograds_thread_has_reduced():
     library("torch")
     with default_group() as (rank, _):
         ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2).cuda())
-        ddp(torch.ones(1, 4, device="cuda")).sum().backward()
+        for _ in range(3):  # in the second one buckets get an order, on which the ranks agree
+            ddp(torch.ones(1, 4, device="cuda")).sum().backward()
         if rank == 0:
             with pytest.raises(hvd.MismatchError, match=r"bucket 0 of DistributedDataParallel \(bias, weight\)"):
                 ddp(torch.ones(1, 4, device="cuda")).sum().backward()
