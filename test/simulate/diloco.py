@@ -29,7 +29,7 @@ from ringtrain.errors import PeerLostError
 from ringtrain.job import elastic_client, session
 from ringtrain.training import difference_codes, islands, local_steps
 from ringtrain.training.local_steps import HasLocalSteps, LocalSteps, Settings
-from simulate.story import Story, TimeIsUp, replaced
+from simulate.story import Story, run_replaced
 from simulate.threads import Threads
 
 _END_S = 600.0
@@ -627,24 +627,18 @@ def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:
         return SimpleNamespace(generation=world.running().generation.number, has_newcomers=True)
 
     silent = SimpleNamespace(warning=lambda *_: None, error=lambda *_: None)
-    try:
-        with replaced(
-            *((ops, name, function) for name, function in world.functions().items()),
-            (session, "size", lambda: len(members())),
-            (session, "rank", lambda: world.running().rank),
-            (objects, "own_rank", lambda: world.running().rank),
-            (islands, "open_for_members", open_for_members),
-            (elastic_client, "is_elastic", lambda: True),
-            (elastic_client, "ready", lambda: None),
-            (elastic_client, "has_news", has_news),
-            (elastic_client, "set_commits", set_commits),
-            (elastic_client, "seat", seat),
-            (running, "logger", silent),
-        ):
-            try:
-                world.run()
-            finally:
-                world.threads.end()
-    except TimeIsUp:
-        pass
+    run_replaced(
+        world,
+        *((ops, name, function) for name, function in world.functions().items()),
+        (session, "size", lambda: len(members())),
+        (session, "rank", lambda: world.running().rank),
+        (objects, "own_rank", lambda: world.running().rank),
+        (islands, "open_for_members", open_for_members),
+        (elastic_client, "is_elastic", lambda: True),
+        (elastic_client, "ready", lambda: None),
+        (elastic_client, "has_news", has_news),
+        (elastic_client, "set_commits", set_commits),
+        (elastic_client, "seat", seat),
+        (running, "logger", silent),
+    )
     return story

@@ -28,7 +28,7 @@ from ringtrain.kvstore.servers.roles import SERVER, WORKER
 from ringtrain.kvstore.servers.scheduler import Scheduler
 from ringtrain.kvstore.servers.scheduler_client import SchedulerClient
 from ringtrain.kvstore.servers.worker import Worker
-from simulate.story import Story, TimeIsUp, replaced
+from simulate.story import Story, run_replaced
 from simulate.threads import Killed, Threads, modules
 
 _HEALED_S = 25.0
@@ -666,33 +666,27 @@ def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:
         return made
 
     hub = lambda _sock, _secret, listener, _silent_s, tick_s, _most=0: _Hub(world, listener, tick_s)  # noqa: E731
-    try:
-        with replaced(
-            *(
-                (module, name, fake)
-                for module in (scheduler_client, scheduler)
-                for name, fake in fakes.items()
-                if name in vars(module)
-            ),
-            (scheduler_client, "os", system),
-            (scheduler_client, "connect", world.connect),
-            (scheduler_client, "socket", SimpleNamespace(gethostname=lambda: "host")),
-            (scheduler, "Hub", hub),
-            (worker, "os", system),
-            (worker, "make_client", client_of),
-            (worker, "metrics", count),
-            (worker, "serve_metrics", lambda *_: None),
-            (server, "queue", fakes["queue"]),
-            (server, "make_server", make_server),
-            (server, "serve_metrics", lambda *_: None),
-            (server, "metrics", count),
-            (server, "_snapshots", lambda _: _Nothing()),
-            (server, "PythonUpdates", lambda *_: _Nothing()),
-        ):
-            try:
-                world.run()
-            finally:
-                world.threads.end()
-    except TimeIsUp:
-        pass
+    run_replaced(
+        world,
+        *(
+            (module, name, fake)
+            for module in (scheduler_client, scheduler)
+            for name, fake in fakes.items()
+            if name in vars(module)
+        ),
+        (scheduler_client, "os", system),
+        (scheduler_client, "connect", world.connect),
+        (scheduler_client, "socket", SimpleNamespace(gethostname=lambda: "host")),
+        (scheduler, "Hub", hub),
+        (worker, "os", system),
+        (worker, "make_client", client_of),
+        (worker, "metrics", count),
+        (worker, "serve_metrics", lambda *_: None),
+        (server, "queue", fakes["queue"]),
+        (server, "make_server", make_server),
+        (server, "serve_metrics", lambda *_: None),
+        (server, "metrics", count),
+        (server, "_snapshots", lambda _: _Nothing()),
+        (server, "PythonUpdates", lambda *_: _Nothing()),
+    )
     return story

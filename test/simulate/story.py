@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -97,3 +97,12 @@ def replaced(*names: tuple[ModuleType, str, Any]) -> Iterator[None]:
     finally:
         for patch in patches:
             patch.stop()
+
+
+def run_replaced(world: Any, *names: tuple[ModuleType, str, Any]) -> None:
+    """Run a world with these names replaced until it is over or its time is up. Its threads end then."""
+    with suppress(TimeIsUp), replaced(*names):
+        try:
+            world.run()
+        finally:
+            world.threads.end()
