@@ -57,7 +57,8 @@ std::string why_not_by_default(const std::vector<int>& ranks, const std::vector<
   std::string reason = why_not_nccl(ranks, facts);
   const auto shared = find_sharing(ranks, facts);
   if (reason.empty() && shared)
-    reason = sharing_text(*shared, facts, "where NCCL is slow unless MPS runs; gpu_algorithm=nccl takes it anyway");
+    reason =
+        sharing_text(*shared, facts, "where kernels take turns and NCCL is slow; gpu_algorithm=nccl takes it anyway");
   return reason;
 }
 
