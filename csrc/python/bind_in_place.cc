@@ -269,10 +269,9 @@ void bind_in_place(nb::module_& module) {
              "As submit, for what gradients need, positional only.");
   nb::class_<PreparedArray>(
       module, "Prepared",
-      "An operation in place on one array that comes again and again, as its view is but for the address and the "
-      "stream. "
-      "One thread at a time. Nothing happens with an array that is of another type, on another device, not dense, not "
-      "writable, or not of the dtype and shape that were prepared.")
+      "An operation in place on one array that comes again and again. Its view is the same each time, but for the "
+      "address and the stream. One thread at a time. Nothing happens with an array that is of another type, on another "
+      "device, not dense, not writable, or not of the dtype and shape that were prepared.")
       .def("__init__", &prepare, nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"), nb::arg("type"),
            nb::arg("look").none(), nb::arg("find_stream").none(), nb::arg("exchange").none(),

@@ -18,7 +18,7 @@ struct TensorView {
   CudaStream stream = nullptr;  // on a GPU: in which its values are made
 };
 
-// Of what is known of a tensor but for this: where it is now.
+// Where a tensor is. Its dtype, its shape and its device are known.
 struct TensorPlace {
   void* address = nullptr;
   CudaStream stream = nullptr;  // on a GPU: in which its values are made

@@ -618,14 +618,13 @@ class LocalSteps:
         Waits for the differences under way, which all ranks have submitted; their means are part of it. Without errors
         it is the same on all ranks.
         """
-        has_content = self._has_outer
         return {
             "format": _FORMAT,
             "inner_steps": self.inner_steps,
             "outer_steps": self.outer_steps,
             "hyperparameters": copy.deepcopy(self._settings.outer.hyperparameters()),
-            "fragments": [self._state_of(fragment) for fragment in self._fragments] if has_content else [],
-            "errors": self._state_of_errors() if with_errors and has_content else None,
+            "fragments": [self._state_of(fragment) for fragment in self._fragments] if self._has_outer else [],
+            "errors": self._state_of_errors() if with_errors and self._has_outer else None,
         }
 
     def _state_of_errors(self) -> dict[str, Any]:
