@@ -138,7 +138,8 @@ void read_value(Reader& reader, std::vector<TensorSpec>& tensors) {
 }
 
 bool can_be_weighted(const Operation& operation) {
-  return operation.kind == OpKind::allreduce && operation.op == ReduceOp::average &&
+  return (operation.kind == OpKind::allreduce || operation.kind == OpKind::reducescatter) &&
+         operation.op == ReduceOp::average &&
          std::all_of(operation.tensors.begin(), operation.tensors.end(),
                      [](const TensorSpec& tensor) { return is_float(tensor.dtype); });
 }

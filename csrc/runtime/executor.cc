@@ -230,6 +230,7 @@ void Executor::finish_results(const Plan& plan, const Submissions& submissions, 
 void Executor::finish(const Submissions& submissions, std::vector<Result> results) {
   inbox_.remove(submissions);
   for (size_t i = 0; i < submissions.size(); ++i) {
+    if (!submissions[i]) continue;
     const std::shared_ptr<Handle> handle = std::move(submissions[i]->handle);
     const bool had_no_room = submissions[i]->outputs.size() > 0 && !results[i].tensors.empty() &&
                              submissions[i]->operation().kind != OpKind::alltoall;
@@ -386,10 +387,23 @@ void Executor::reducescatter(const Plan& plan, const Submissions& submissions, L
   const Operation& common = plan.parts.front()->operation;
   Group& group = memory.group(common.process_set);
   const int64_t ranks = group.size();
-  std::map<DType, std::vector<Group::Scattering>> arrays;
+  if (common.is_weighted) sum_weights(submissions, loan);
+  std::map<std::pair<DType, double>, std::vector<Group::Scattering>> arrays;  // by dtype and divisor
+
+  // Without a weight a tensor is not read: the reduction reads zeros, the same ones for all of them.
+  size_t bytes_of_zeros = 0;
+  for (const SubmissionPtr& submission : submissions)
+    if (common.is_weighted && submission->weight == 0)
+      for (const TensorSpec& spec : submission->operation().tensors)
+        bytes_of_zeros = std::max(bytes_of_zeros, spec.bytes());
+  const char* const zeros = memory.zeros(bytes_of_zeros);
+
   loan.results.resize(submissions.size());
   for (size_t i = 0; i < submissions.size(); ++i) {
     const Submission& submission = *submissions[i];
+    if (common.is_weighted && !trouble_of(loan.weights[i]).empty()) continue;
+    Weighting weighting{1.0, static_cast<double>(ranks)};
+    if (common.is_weighted) weighting = weighting_of(submission.weight, loan.weights[i], group.size(), false);
     for (size_t t = 0; t < submission.inputs.size(); ++t) {
       const TensorSpec& whole = submission.operation().tensors[t];
       const int64_t rows = whole.shape[0];
@@ -402,16 +416,18 @@ void Executor::reducescatter(const Plan& plan, const Submissions& submissions, L
       void* const output = place_of_result(submission, t, spec, loan.results[i], memory);
 
       const void* source = submission.inputs[t];
-      if (const double factor = prescale_of(common, whole.dtype); factor != 1.0) {
+      const double factor = weighting.factor * prescale_of(common, whole.dtype);
+      if (weighting.factor == 0) {
+        source = zeros;
+      } else if (factor != 1.0) {
         char* const place = loan.scaled.emplace_back(memory.allocate(whole)).memory.get();
         source = scaled(memory, whole.dtype, factor, source, place, total_of(counts));
       }
-      arrays[whole.dtype].push_back({source, output, std::move(counts)});
+      arrays[{whole.dtype, weighting.divisor}].push_back({source, output, std::move(counts)});
     }
   }
-  for (const auto& [dtype, list] : arrays)
-    group.reduce_scatter_all(reduction_of(common, dtype, static_cast<double>(ranks)), list);
-  finish_results(plan, submissions, loan);
+  for (const auto& [key, list] : arrays) group.reduce_scatter_all(reduction_of(common, key.first, key.second), list);
+  finish_results(plan, common.is_weighted ? fail_without_average(plan, submissions, loan) : submissions, loan);
 }
 
 void Executor::broadcast(const Plan& plan, const Submissions& submissions, Memory& memory) {

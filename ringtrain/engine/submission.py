@@ -55,8 +55,9 @@ class Reduction(NamedTuple):
         postscale_factor: float,
         compression: AnyCompressor,
         weight: Any = None,
+        title: str = "allreduce",
     ) -> Reduction:
-        """Makes a Reduction of Horovod's arguments, and of a weight.
+        """Makes a Reduction of Horovod's arguments, and of a weight. `title`: of the operation, for messages.
 
         Raises:
             ValueError: both `op` and `average` are given; or a weight without Average, or one that is out of range.
@@ -72,7 +73,7 @@ class Reduction(NamedTuple):
         if type(postscale_factor) is not float:
             postscale_factor = require_factor(postscale_factor, "postscale_factor")
         if weight is not None:
-            weight = require_weight(weight, op, "allreduce")
+            weight = require_weight(weight, op, title)
         return Reduction(op, prescale_factor, postscale_factor, compression, weight)
 
 

@@ -170,6 +170,8 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: Any = None,
 ) -> Arrays:
     """Reduce arrays over the ranks and give each rank some of the rows.
 
@@ -178,7 +180,7 @@ def reducescatter(
     Args:
         x: the same shapes and dtypes on all ranks, at least 1-d. Inside jit the number of ranks divides the first
             dimension; outside the first ranks get one row more.
-        op, name, prescale_factor, postscale_factor, process_set: as for `allreduce`, without Adasum.
+        op, name, prescale_factor, postscale_factor, process_set, weight: as for `allreduce`, without Adasum.
 
     Raises:
         ValueError: inside jit, the rows cannot be split evenly; and as `allreduce`.
@@ -189,17 +191,20 @@ def reducescatter(
         require_factor(prescale_factor, "prescale_factor"),
         require_factor(postscale_factor, "postscale_factor"),
     )
-    how = How(_checked(process_set, name, "reducescatter"), op, *factors)
+    how = How(_checked(process_set, name, "reducescatter"), op, *factors, is_weighted=weight is not None)
     leaves = [carried(leaf, "reducescatter", op is Sum) for leaf in tree.leaves]
     for leaf in leaves:
         require_reducible(op, leaf.array.dtype.name, leaf.array.dtype, "reducescatter")
+        if weight is not None:
+            require_weighable(leaf.array.dtype.name, leaf.array.dtype, "reducescatter")
         require_scatterable(op, leaf.array.ndim, "reducescatter")
         if _is_traced(leaf) and leaf.array.shape[0] % how.size:
             raise ValueError(
                 f"reducescatter: inside jit {leaf.array.shape[0]} rows cannot be split over {how.size} ranks: the "
                 "program is the same on all of them. Pad the array, or call it outside of jit"
             )
-    return _as(x, _bound(reducescatter_p, tree, leaves, name, how))
+    weights = [] if weight is None else [_checked_weight(weight, op, "reducescatter")]
+    return _as(x, _bound(reducescatter_p, tree, leaves, name, how, weights))
 
 
 def allgather(x: Arrays, name: str | None = None, process_set: ProcessSet = global_process_set) -> Arrays:
@@ -298,10 +303,17 @@ def barrier_on(x: Arrays, name: str | None = None, process_set: ProcessSet = glo
     return _as(x, tree.with_leaves(barrier_p.bind(*leaves, names=_names(name, tree), how=how)))
 
 
-def _bound(primitive: Primitive, tree: Tree, leaves: Sequence[Carried], name: str | None, how: How) -> Any:
+def _bound(
+    primitive: Primitive,
+    tree: Tree,
+    leaves: Sequence[Carried],
+    name: str | None,
+    how: How,
+    weight: Sequence[jax.Array] = (),
+) -> Any:
     if not leaves:
         return tree.with_leaves([])
-    results = primitive.bind(*(leaf.array for leaf in leaves), names=_names(name, tree), how=how)
+    results = primitive.bind(*(leaf.array for leaf in leaves), *weight, names=_names(name, tree), how=how)
     return tree.with_leaves([leaf.back(result) for leaf, result in zip(leaves, results, strict=True)])
 
 

@@ -18,6 +18,7 @@ from ringtrain.engine.requirements import (
     require_passes,
     require_predivide_factor,
     require_process_set,
+    require_weight,
 )
 from ringtrain.jax.ops import allreduce
 from ringtrain.jax.power_sgd import PowerSGDReduction, PowerSGDState
@@ -151,17 +152,26 @@ def value_and_grad(
     compression: AnyCompressor = Compression.none,
     prefix: str | None = None,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> Callable[..., Any]:
     """As jax.value_and_grad, with the averages of the gradients over the ranks. The value is this rank's own.
 
     All ranks call it in the same order, or give a prefix. The other arguments are those of `distribute`.
+
+    Args:
+        weight: that of `allreduce`, for op=Average; or a function of the arguments of `fun` that returns it, such as
+            `lambda params, batch: len(batch)`. With mean losses the gradients are then those of the mean over the
+            samples of all ranks.
     """
     reduce = _reduction(op, compression, 1.0, False, prefix, process_set)
+    if weight is not None and op != Average:
+        require_weight(0, op, "gradients")
     of_rank = jax.value_and_grad(fun, argnums, has_aux)
 
     def value_and_averages(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        own = weight(*args, **kwargs) if callable(weight) else weight
         value, gradients = of_rank(*args, **kwargs)
-        return value, reduce(gradients)
+        return value, reduce(gradients, own)
 
     return value_and_averages
 
@@ -175,10 +185,11 @@ def grad(
     compression: AnyCompressor = Compression.none,
     prefix: str | None = None,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> Callable[..., Any]:
     """As jax.grad, with the averages of the gradients over the ranks. The arguments are those of `value_and_grad`."""
     how: dict[str, Any] = {"op": op, "compression": compression, "prefix": prefix, "process_set": process_set}
-    with_value = value_and_grad(fun, argnums, has_aux, **how)
+    with_value = value_and_grad(fun, argnums, has_aux, weight=weight, **how)
 
     def averages(*args: Any, **kwargs: Any) -> Any:
         value, gradients = with_value(*args, **kwargs)

@@ -49,7 +49,7 @@ class How(NamedTuple):
     sent: tuple[int, ...] = ()  # alltoall: the rows for each rank, and from each
     received: tuple[int, ...] = ()
     quantization: QuantizingCompressor | None = None
-    is_weighted: bool = False  # allreduce: after the arrays comes the weight of this rank, one float
+    is_weighted: bool = False  # of an average: after the arrays comes the weight of this rank, one float
 
     @property
     def size(self) -> int:
@@ -276,12 +276,16 @@ def _of_allreduce(cotangents: Sequence[Any], weight: Sequence[Any], names: Names
     if not weight:
         return list(allreduce_p.bind(*cotangents, names=names, how=how))
     # Their sums, times the share of this rank in the weights.
-    sum_of = how._replace(op=ReduceOp.Sum, is_weighted=False)
-    of_weight = names._replace(parts=(".weight",)), sum_of._replace(prescale=1.0, postscale=1.0, priorities=())
-    sums = allreduce_p.bind(*cotangents, names=names, how=sum_of)
-    (total,) = allreduce_p.bind(*weight, names=of_weight[0], how=of_weight[1])
-    share = weight[0] / total
+    sums = allreduce_p.bind(*cotangents, names=names, how=how._replace(op=ReduceOp.Sum, is_weighted=False))
+    share = _share_of(weight[0], names, how)
     return [one * share.astype(one.dtype) for one in sums]
+
+
+def _share_of(weight: Any, names: Names, how: How) -> Any:
+    """The weight of this rank by those of all ranks."""
+    sum_of = How(how.process_set, ReduceOp.Sum)
+    (total,) = allreduce_p.bind(weight, names=names._replace(parts=(".weight",)), how=sum_of)
+    return weight / total
 
 
 def _of_broadcast(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
@@ -295,10 +299,12 @@ def _of_allgather(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how
     return list(reducescatter_p.bind(*cotangents, names=names, how=_averaging(how)))
 
 
-def _of_reducescatter(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
-    factor = how.prescale * how.postscale * (how.size if how.op == ReduceOp.Sum else 1)
-    scaled = [cotangent * jnp.asarray(factor, cotangent.dtype) for cotangent in cotangents]
-    return list(allgather_p.bind(*scaled, names=names, how=how._replace(op=ReduceOp.Sum)))
+def _of_reducescatter(cotangents: Sequence[Any], weight: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
+    factor: Any = how.prescale * how.postscale * (how.size if how.op == ReduceOp.Sum or weight else 1)
+    gathered = allgather_p.bind(*cotangents, names=names, how=how._replace(op=ReduceOp.Sum, is_weighted=False))
+    if weight:
+        factor = factor * _share_of(weight[0], names, how)
+    return [one * jnp.asarray(factor, one.dtype) for one in gathered]
 
 
 def _of_alltoall(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
@@ -332,21 +338,29 @@ def _elementwise(primitive: Primitive) -> Callable[..., Any]:
     def batch(operands: Sequence[Any], dimensions: _Dimensions, *, names: Names, how: How) -> Any:
         if how.op == ReduceOp.Adasum:
             raise TypeError("an allreduce with op=Adasum takes each array as a whole, so it cannot be under vmap")
-        of_arrays, of_weight = how.split(dimensions)
-        if any(dimension is not None for dimension in of_weight):
-            raise TypeError("a weight under vmap is the same for the whole batch; make it outside of the vmap")
+        of_arrays = _of_arrays(dimensions, how)
         return primitive.bind(*operands, names=names, how=how), of_arrays
 
     return batch
 
 
+def _of_arrays(dimensions: _Dimensions, how: How) -> list[Any]:
+    """Those of the arrays. Raises TypeError for a weight that differs within the batch."""
+    of_arrays, of_weight = how.split(dimensions)
+    if any(dimension is not None for dimension in of_weight):
+        raise TypeError("a weight under vmap is the same for the whole batch; make it outside of the vmap")
+    return of_arrays
+
+
 def _by_rows(primitive: Primitive) -> Callable[..., Any]:
-    def batch(arrays: Sequence[Any], dimensions: _Dimensions, *, names: Names, how: How) -> Any:
+    def batch(operands: Sequence[Any], dimensions: _Dimensions, *, names: Names, how: How) -> Any:
+        arrays, weight = how.split(operands)
+        of_arrays = _of_arrays(dimensions, how)
         behind = [
             array if dimension is None else jnp.moveaxis(array, dimension, 1)
-            for array, dimension in zip(arrays, dimensions, strict=True)
+            for array, dimension in zip(arrays, of_arrays, strict=True)
         ]
-        moved = [None if dimension is None else 1 for dimension in dimensions]
-        return primitive.bind(*behind, names=names, how=how), moved
+        moved = [None if dimension is None else 1 for dimension in of_arrays]
+        return primitive.bind(*behind, *weight, names=names, how=how), moved
 
     return batch

@@ -296,11 +296,17 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
 ) -> NDArray:
-    """Reduce a tensor and give each rank some of its rows, and wait. Mirrors `horovod.mxnet.reducescatter`."""
+    """Reduce a tensor and give each rank some of its rows, and wait. Mirrors `horovod.mxnet.reducescatter`.
+
+    Args, errors: as `ringtrain.reducescatter`; `priority` is accepted.
+    """
     _require_process_set("reducescatter", process_set)
     require_dense([tensor])
-    return ops.reducescatter(tensor, name, Compression.none, op, process_set, prescale_factor, postscale_factor)
+    how = (Compression.none, op, process_set, prescale_factor, postscale_factor)
+    return ops.reducescatter(tensor, name, *how, weight=weight)
 
 
 @raises_mxnet_errors
@@ -312,13 +318,14 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
 ) -> list[NDArray]:
     """As `reducescatter`, of several tensors as one operation."""
     _require_process_set("grouped_reducescatter", process_set)
     require_dense(tensors)
-    return ops.grouped_reducescatter(
-        *(list(tensors), name, Compression.none, op, process_set, prescale_factor, postscale_factor)
-    )
+    how = (Compression.none, op, process_set, prescale_factor, postscale_factor)
+    return ops.grouped_reducescatter(list(tensors), name, *how, weight=weight)
 
 
 def _require_process_set(call: str, process_set: Any) -> None:

@@ -332,6 +332,8 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
 ) -> Array:
     """Reduce a tensor over the ranks and give each some of its rows. Mirrors `horovod.reducescatter`.
 
@@ -344,6 +346,7 @@ def reducescatter(
         process_set: the ranks that take part, all of which call it.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
+        weight: of this rank in an average of floats, such as its number of samples, as for `allreduce`.
 
     Returns:
         A new array of the rows of this rank, with the other dimensions and the dtype of `tensor`.
@@ -361,7 +364,7 @@ def reducescatter(
         >>> rows.tolist() == ([0, 2] if hvd.rank() == 0 else [4, 6])
         True
     """
-    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    reduction = _scattered_by(op, prescale_factor, postscale_factor, compression, weight)
     operation = Operation(OpKind.REDUCESCATTER, [tensor], name, process_set, reduction)
     return start(operation, is_awaited=True).wait()
 
@@ -375,9 +378,10 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     *,
     compression: AnyCompressor = Compression.none,
+    weight: float | None = None,
 ) -> Handle[Array]:
     """As `reducescatter`, at once: give the Handle to `synchronize`. Mirrors `horovod.reducescatter_async`."""
-    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    reduction = _scattered_by(op, prescale_factor, postscale_factor, compression, weight)
     return start(Operation(OpKind.REDUCESCATTER, [tensor], name, process_set, reduction))
 
 
@@ -389,6 +393,8 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
 ) -> list[Array]:
     """As `reducescatter`, of a list of tensors as one operation. Mirrors `horovod.grouped_reducescatter`.
 
@@ -400,6 +406,7 @@ def grouped_reducescatter(
         process_set: the ranks that take part, all of which call it.
         prescale_factor: multiplies the tensors before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
+        weight: of this rank in an average of floats, such as its number of samples, as for `allreduce`.
 
     Returns:
         New arrays: of each tensor the rows of this rank.
@@ -410,7 +417,7 @@ def grouped_reducescatter(
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
-    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    reduction = _scattered_by(op, prescale_factor, postscale_factor, compression, weight)
     operation = Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True)
     return start(operation, is_awaited=True).wait()
 
@@ -424,7 +431,14 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     *,
     compression: AnyCompressor = Compression.none,
+    weight: float | None = None,
 ) -> Handle[list[Array]]:
     """As `grouped_reducescatter`, at once. Mirrors `horovod.grouped_reducescatter_async`."""
-    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    reduction = _scattered_by(op, prescale_factor, postscale_factor, compression, weight)
     return start(Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True))
+
+
+def _scattered_by(
+    op: ReduceOp, prescale_factor: float, postscale_factor: float, compression: AnyCompressor, weight: Any
+) -> Reduction:
+    return Reduction.of(op, None, prescale_factor, postscale_factor, compression, weight, "reducescatter")

@@ -161,17 +161,18 @@ def grouped_allreduce(
 def _of_weighted(of_results: Tensors, weight: float, name: str | None, how: _How, priority: int) -> Tensors:
     """The gradients of an average by weight: their sum over the ranks, times the share of this rank in the weights."""
     compression, _, prescale, postscale, process_set = how
-    total = ops.allreduce_async(
-        torch.tensor(float(weight), dtype=torch.float64, device="cpu"),
-        None,
-        part_of(name, "weight"),
-        Sum,
-        process_set=process_set,
-    )
+    share_of = _share_of(weight, name, process_set)
     sum_of = (compression, Sum, prescale, postscale, process_set)
     sums = grouped_allreduce(list(of_results), None, name, *sum_of, priority=priority)
-    share = weight / total.wait().item()
+    share = share_of()
     return [gradient * share for gradient in sums]
+
+
+def _share_of(weight: float, name: str | None, process_set: ProcessSet) -> Callable[[], float]:
+    """Sums the weights of all ranks. Returns the function that waits for the sum, and returns the share of this one."""
+    own = torch.tensor(float(weight), dtype=torch.float64, device="cpu")
+    total = ops.allreduce_async(own, None, part_of(name, "weight"), Sum, process_set=process_set)
+    return lambda: weight / float(total.wait().item())
 
 
 def _check_has_gradient(op: ReduceOp) -> None:
@@ -190,6 +191,8 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
 ) -> torch.Tensor:
     """Reduce a tensor over the ranks and give each some of its rows. Mirrors `horovod.torch.reducescatter`.
 
@@ -205,6 +208,7 @@ def reducescatter(
         process_set: the ranks that take part, all of which call it.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
+        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
 
     Returns:
         A new tensor of the rows of this rank, with the other dimensions and the dtype of `tensor`.
@@ -217,11 +221,13 @@ def reducescatter(
     """
 
     def run(tensors: Tensors) -> Tensors:
-        return [ops.reducescatter(tensors[0], name, compression, op, process_set, prescale_factor, postscale_factor)]
+        how = (compression, op, process_set, prescale_factor, postscale_factor)
+        return [ops.reducescatter(tensors[0], name, *how, weight=weight)]
 
     def gradients(of_results: Tensors) -> Tensors:
-        factor = _factor_of_scatter(op, process_set, prescale_factor, postscale_factor)
-        return [allgather(of_results[0] * factor, part_of(name, "gradient"), process_set)]
+        factor_of = _factor_of_scatter(op, process_set, prescale_factor * postscale_factor, weight, name)
+        gathered = allgather(of_results[0], part_of(name, "gradient"), process_set)
+        return [gathered * factor_of()]
 
     return _apply(run, gradients, [tensor])[0]
 
@@ -234,6 +240,8 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
 ) -> Tensors:
     """As `reducescatter`, of a list of tensors as one operation. Mirrors `horovod.torch.grouped_reducescatter`.
 
@@ -245,6 +253,7 @@ def grouped_reducescatter(
         process_set: the ranks that take part, all of which call it.
         prescale_factor: multiplies the tensors before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
+        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
 
     Returns:
         New tensors: of each the rows of this rank.
@@ -258,21 +267,29 @@ def grouped_reducescatter(
 
     def run(tensors: Tensors) -> Tensors:
         scattered: Tensors = ops.grouped_reducescatter(
-            tensors, name, compression, op, process_set, prescale_factor, postscale_factor
+            *(tensors, name, compression, op, process_set, prescale_factor, postscale_factor), weight=weight
         )
         return scattered
 
     def gradients(of_results: Tensors) -> Tensors:
-        factor = _factor_of_scatter(op, process_set, prescale_factor, postscale_factor)
-        return grouped_allgather([gradient * factor for gradient in of_results], part_of(name, "gradient"), process_set)
+        factor_of = _factor_of_scatter(op, process_set, prescale_factor * postscale_factor, weight, name)
+        gathered = grouped_allgather(list(of_results), part_of(name, "gradient"), process_set)
+        factor = factor_of()
+        return [gradient * factor for gradient in gathered]
 
     return _apply(run, gradients, tensors)
 
 
-def _factor_of_scatter(op: ReduceOp, process_set: ProcessSet, prescale_factor: float, postscale_factor: float) -> float:
+def _factor_of_scatter(
+    op: ReduceOp, process_set: ProcessSet, scale: float, weight: float | None, name: str | None
+) -> Callable[[], float]:
+    """Returns what returns the factor of the gathered gradients, after the sum of the weights if there is a weight."""
     _check_has_gradient(op)
     ranks = process_set.size() or 1
-    return prescale_factor * postscale_factor * (ranks if op == Sum else 1)
+    if weight is None:
+        return lambda: scale * (ranks if op == Sum else 1)
+    share_of = _share_of(weight, part_of(name, "gradient"), process_set)
+    return lambda: scale * ranks * share_of()
 
 
 # ---------------------------------------------------------------------------------------------------------- allgather

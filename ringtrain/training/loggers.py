@@ -1,7 +1,7 @@
 """Loggers for TensorBoard, Weights & Biases and MLflow.
 
-All ranks call `log`, and rank 0 writes the averages of their values. Beside them are figures of the engine since the
-`log` before:
+All ranks call `log`, and rank 0 writes the averages of their values, by numbers of samples if these are given. Beside
+them are figures of the engine since the `log` before:
 
     ringtrain/step_ms             how long a step took
     ringtrain/exposed_ms          how long a rank waited for communication in a step
@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 
 from ringtrain import ops
+from ringtrain.engine.requirements import require_weight
+from ringtrain.errors import MismatchError
 from ringtrain.job import session
 from ringtrain.record.metrics import metrics
 
@@ -49,7 +51,7 @@ class Logger(ABC):
             self._open_once()
         self._begin_span()
 
-    def log(self, values: Mapping[str, Any], step: int) -> dict[str, float]:
+    def log(self, values: Mapping[str, Any], step: int, *, weight: float | None = None) -> dict[str, float]:
         """Average the values over the ranks and write them on rank 0, beside the figures of the engine.
 
         All ranks call it together, with the same names. Ranks that have joined need not take part.
@@ -57,29 +59,45 @@ class Logger(ABC):
         Args:
             values: by name; numbers, or tensors and arrays of one element.
             step: the place of these values in the training; it grows.
+            weight: how much the values of this rank count, such as the number of samples that they are the mean of:
+                the averages are sum(weight * value) / sum(weight) over the ranks. All ranks give one, or none does; 0
+                on a rank without samples, whose values are not read.
 
         Returns:
             The averages, on all ranks, without the figures of the engine.
 
         Raises:
             NotInitializedError: before init().
-            TypeError: a value is not a number.
+            TypeError: a value or the weight is not a number.
+            ValueError: the weight is negative, NaN or infinite.
+            MismatchError: on all ranks, some of these gave a weight and others none, or all weights are 0.
         """
         names = sorted(values)
-        own = [_number(name, values[name]) for name in names]
+        own = np.array([_number(name, values[name]) for name in names])
+        counts = 1.0 if weight is None else require_weight(weight, ops.Average, "log")
         steps, self._last_step = max(1, step - self._last_step), step
         figures = self._figures(steps)
         came_last = np.zeros(session.size())
         came_last[session.rank()] = self._since_begin("came_last")
-        sums = ops.allreduce(
-            np.concatenate([[1.0], own, list(figures.values()), came_last]),
+        title = f"loggers.log({', '.join(names)})"
+        weighted = own * counts if counts else np.zeros_like(own)
+        ranks, weights, are_given, *sums = ops.allreduce(
+            np.concatenate([[1.0, counts, weight is not None], weighted, list(figures.values()), came_last]),
             op=ops.Sum,
-            name=f"loggers.log({', '.join(names)})",
-        )
-        averages = dict(zip([*names, *figures], (sums[1:] / sums[0]).tolist(), strict=False))
+            name=title,
+        ).tolist()
+        if are_given not in (0, ranks):
+            raise MismatchError(
+                f"{title}: {are_given:.0f} of {ranks:.0f} ranks gave a weight. Give weight= on all ranks or on none: 0 "
+                "on a rank without samples."
+            )
+        if weights == 0:
+            raise MismatchError(f"{title}: the weights of all ranks are 0, so there is no average. Leave it out.")
+        averages = {name: one / weights for name, one in zip(names, sums, strict=False)}
+        averages |= {name: one / ranks for name, one in zip(figures, sums[len(names) :], strict=False)}
         if session.rank() == 0:
             self._open_once()
-            self._write({**averages, **_straggler(sums[-session.size() :])}, step)
+            self._write({**averages, **_straggler(np.array(sums[-session.size() :]))}, step)
         self._begin_span()
         return {name: averages[name] for name in names}
 

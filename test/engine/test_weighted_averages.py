@@ -1,4 +1,4 @@
-"""allreduce(weight=): the average over the ranks is the mean over all samples."""
+"""allreduce(weight=) and reducescatter(weight=): the average over the ranks is the mean over all samples."""
 
 import math
 
@@ -220,3 +220,151 @@ def test_on_gpus(dtype):
         np.testing.assert_allclose(
             tensor.get(), sum(w * 8.0 * rank for rank, w in enumerate(weights)) / rest, rtol=1e-3
         )
+
+
+# --- reducescatter
+
+
+def rows_of(rank, whole):
+    """The rows that a reducescatter gives to a rank."""
+    return np.array_split(whole, hvd.size())[rank]
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_scattered_average_is_sum_of_weight_times_tensor_by_sum_of_weights(dtype):
+    size, rank = hvd.size(), hvd.rank()
+    weights = [2**r for r in range(size - 1)] + [2**size - (2 ** (size - 1) - 1)]
+    for rows in (1, 7, 1000, 30_000):
+        tensors = [((np.arange(rows * 3) % 16 + r).reshape(rows, 3)).astype(dtype) for r in range(size)]
+        expected = sum(w * t.astype("f8") for w, t in zip(weights, tensors, strict=True)) / sum(weights)
+        given = tensors[rank].copy()
+        for _ in range(2):  # the second time from the cache
+            result = hvd.reducescatter(given, weight=weights[rank], name=f"{dtype}.{rows}")
+            require_equal(result, rows_of(rank, expected.astype(dtype)))
+            require_equal(given, tensors[rank])
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_equal_weights_give_the_bits_of_the_plain_scattered_average():
+    tensor = np.random.default_rng(hvd.rank()).standard_normal((1000, 10)).astype("f4")
+    plain = hvd.reducescatter(tensor, name="plain")
+    for weight in (1, 7):
+        require_equal(hvd.reducescatter(tensor, weight=weight, name="weighted"), plain)
+
+
+@pytest.mark.ranks(2, 3)
+def test_scattered_operations_of_one_plan_have_weights_of_their_own():
+    size, rank = hvd.size(), hvd.rank()
+    for step in range(3):
+        handles, expected = [], []
+        for number in range(30):
+            weights = [(number + step) % 2] * (size - 1) + [2 ** (number % 5 + 2)]
+            weights[-1] -= sum(weights[:-1])
+            tensors = [np.full((10 + number, 2), float(r + number), "f4") for r in range(size)]
+            handles.append(hvd.reducescatter_async(tensors[rank], weight=weights[rank], name=f"part{number}"))
+            expected.append(sum(w * t for w, t in zip(weights, tensors, strict=True)) / sum(weights))
+        for handle, value in zip(handles, expected, strict=True):
+            require_equal(hvd.synchronize(handle), rows_of(rank, value))
+
+
+@pytest.mark.ranks(2, 3)
+def test_grouped_scattered_averages():
+    rank, weight = hvd.rank(), [6, 1, 1][hvd.rank()] if hvd.size() == 3 else [6, 2][hvd.rank()]
+    arrays = [np.full((7, 2), 8.0 * (rank > 0)), np.full(2, 16.0 * (rank > 0), "f4"), np.full((5, 1), 8j * (rank > 0))]
+    whole = [np.full((7, 2), 2.0), np.full(2, 4.0, "f4"), np.full((5, 1), 2j)]
+    for result in (
+        hvd.grouped_reducescatter(arrays, weight=weight, name="new"),
+        hvd.synchronize(hvd.grouped_reducescatter_async(arrays, weight=weight, name="later")),
+    ):
+        for one, expected in zip(result, whole, strict=True):
+            require_equal(one, rows_of(rank, expected))
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_rank_with_weight_0_scatters_nothing_not_even_nan():
+    rank, size = hvd.rank(), hvd.size()
+    tensor = np.full((10, 3), math.nan if rank == 0 else 5.0, "f4")
+    for _ in range(2):
+        result = hvd.reducescatter(tensor, weight=0 if rank == 0 else 8, name="partly")
+        require_equal(result, rows_of(rank, np.full((10, 3), 5.0, "f4")))
+    if size == 2:  # rank 1 alone has a weight, so its tensor is the average, with its bits
+        random = np.random.default_rng(1).standard_normal((10, 3))
+        require_equal(hvd.reducescatter(random, weight=4 * rank), rows_of(rank, random))
+
+
+@pytest.mark.ranks(2)
+def test_factors_and_compression_work_with_weights_of_reducescatter():
+    tensor, weight = np.full((4, 2), 4.0 * hvd.rank(), "f4"), [3, 1][hvd.rank()]
+    result = hvd.reducescatter(tensor, weight=weight, prescale_factor=0.5, postscale_factor=8.0)
+    require_equal(result, np.full((2, 2), 4, "f4"))
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        require_equal(hvd.reducescatter(tensor, weight=weight, compression=compression), np.full((2, 2), 1, "f4"))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("again", [False, True], ids=["new", "cached"])
+def test_a_weight_of_reducescatter_on_some_ranks_only_fails_on_all(again):
+    first, last = ("rank 0", f"ranks 1-{hvd.size() - 1}" if hvd.size() > 2 else "rank 1")
+    if again:
+        hvd.reducescatter(np.ones(4), name="some", weight=1)
+    with pytest.raises(hvd.MismatchError, match=r'reducescatter "some": .*gave') as caught:
+        hvd.reducescatter(np.ones(4), name="some", weight=None if hvd.rank() == 0 else 2)
+    assert f"{first} gave no weight" in str(caught.value)
+    assert f"{last} gave a weight" in str(caught.value)
+    result = hvd.reducescatter(np.full(4, 2.0), name="some", weight=2)
+    require_equal(result, rows_of(hvd.rank(), np.full(4, 2.0)))
+
+
+@pytest.mark.ranks(2, 3)
+def test_weights_of_reducescatter_that_are_all_0_fail_on_all_and_leave_the_others_of_the_plan_alone():
+    for _ in range(3):
+        handles = [
+            hvd.reducescatter_async(np.full(10, 7.0), name=f"one{number}", weight=0 if number == 1 else 4)
+            for number in range(3)
+        ]
+        with pytest.raises(hvd.MismatchError, match=r'reducescatter "one1": the weights of all ranks are 0'):
+            hvd.synchronize(handles[1])
+        for number in (0, 2):
+            require_equal(hvd.synchronize(handles[number]), rows_of(hvd.rank(), np.full(10, 7.0)))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("call", [hvd.reducescatter, hvd.reducescatter_async])
+def test_wrong_weights_of_reducescatter_are_refused_on_the_line_of_the_caller(call):
+    for weight in (-1, math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="reducescatter: weight must be a finite number that is not negative, not"):
+            call(np.ones(2), weight=weight, name="wrong")
+    with pytest.raises(TypeError, match="reducescatter: weight must be a number"):
+        call(np.ones(2), weight="3", name="wrong")
+    with pytest.raises(ValueError, match="reducescatter: weight is for op=Average, not for op=Sum"):
+        call(np.ones(2), weight=1, op=hvd.Sum, name="wrong")
+    with pytest.raises(ValueError, match="weight is for floats, not for int64; convert to float"):
+        call(np.ones(2, "i8"), weight=1, name="wrong")
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+def test_scattered_averages_between_hosts():
+    weights = [6, 2] if hvd.size() == 2 else [4, 3, 1]
+    for rows in (1, 1000, 100_000):
+        tensor = np.full((rows, 4), hvd.rank() * 8.0, "f4")
+        result = hvd.reducescatter(tensor, weight=weights[hvd.rank()])
+        expected = sum(w * 8.0 * rank for rank, w in enumerate(weights)) / 8
+        require_equal(result, rows_of(hvd.rank(), np.full((rows, 4), expected, "f4")))
+
+
+@pytest.mark.ranks(2, 3, env=GPU)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_scattered_averages_on_gpus(dtype):
+    weights = [6, 2] if hvd.size() == 2 else [4, 3, 1]
+    for rows in (1, 700):
+        tensor = on_gpu(np.full((rows, 2), 8.0 * hvd.rank(), dtype))
+        expected = sum(w * 8.0 * rank for rank, w in enumerate(weights)) / 8
+        result = hvd.reducescatter(tensor, weight=weights[hvd.rank()], name=f"new.{rows}")
+        require_on_gpu(result, rows_of(hvd.rank(), np.full((rows, 2), expected, dtype)))
+        nan = on_gpu(np.full((rows, 2), math.nan if hvd.rank() == 0 else 2.0, dtype))
+        result = hvd.reducescatter(nan, weight=hvd.rank(), name=f"partly.{rows}")
+        require_on_gpu(result, rows_of(hvd.rank(), np.full((rows, 2), 2.0, dtype)))

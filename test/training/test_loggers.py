@@ -50,6 +50,22 @@ def test_rank_0_writes_the_average_of_all_ranks() -> None:
 
 
 @pytest.mark.ranks(2, 3)
+def test_values_are_averaged_by_the_number_of_samples() -> None:
+    logger, samples = TensorBoardLogger(Writer()), [6, 2, 0][hvd.rank()]
+    loss = float("nan") if samples == 0 else 4.0 * hvd.rank()
+    assert logger.log({"loss": loss, "accuracy": 0.5}, step=1, weight=samples) == {"loss": 1.0, "accuracy": 0.5}
+    assert logger.log({"loss": 1.5}, step=2) == {"loss": 1.5}
+    for weight in (-1, float("nan")):
+        with pytest.raises(ValueError, match="log: weight must be a finite number that is not negative, not"):
+            logger.log({"loss": 1.0}, step=3, weight=weight)
+    with pytest.raises(hvd.MismatchError, match=rf"1 of {hvd.size()} ranks gave a weight. Give weight= on all ranks"):
+        logger.log({"loss": 1.0}, step=3, weight=3 if hvd.rank() == 0 else None)
+    with pytest.raises(hvd.MismatchError, match="the weights of all ranks are 0"):
+        logger.log({"loss": 1.0}, step=3, weight=0)
+    assert logger.log({"loss": 1.5}, step=3) == {"loss": 1.5}
+
+
+@pytest.mark.ranks(2, 3)
 def test_the_figures_of_a_step_name_the_straggler_and_its_bytes() -> None:
     writer, logger = Writer(), None
     for step in range(-3, 21):

@@ -78,6 +78,47 @@ def test_the_gradient_of_an_average_by_weight():
         require_all(tangent, 8.0)
 
 
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("in_jit", [False, True], ids=["eager", "jit"])
+def test_a_scattered_average_by_weight(in_jit):
+    size = hvd.size()
+    tree = {"a": jnp.full((2 * size, 3), 8.0 * hvd.rank()), "b": [jnp.full(size, 16.0 * hvd.rank(), jnp.bfloat16)]}
+
+    def average(tree, weight):
+        return hvd.reducescatter(tree, weight=weight, name="tree")
+
+    call = jax.jit(average) if in_jit else average
+    for _ in range(3):
+        result = call(tree, weight_of_rank())
+        expected = mean([8.0 * rank for rank in range(size)])
+        assert result["a"].shape == (2, 3)
+        require_all(result["a"], expected)
+        assert result["b"][0].tolist() == [2 * expected]
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("in_jit", [False, True], ids=["eager", "jit"])
+def test_the_gradient_of_a_scattered_average_by_weight(in_jit):
+    def loss(x, weight):
+        return hvd.reducescatter(x, weight=weight, name="rows").sum() * (hvd.rank() + 1.0)
+
+    gradient = jax.jit(jax.grad(loss)) if in_jit else jax.grad(loss)
+    result = gradient(jnp.ones(2 * hvd.size()), jnp.float32(weight_of_rank()))
+    share = hvd.size() * weight_of_rank() / 8  # 1 for each rank where all weigh the same, as without weights
+    expected = [(rank + 1.0) * share for rank in range(hvd.size()) for _ in range(2)]
+    np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-6)
+
+
+@pytest.mark.ranks(2)
+def test_a_scattered_average_under_vmap():
+    tensor = jnp.full((3, 4, 2), 4.0 * hvd.rank())
+    result = jax.vmap(lambda x: hvd.reducescatter(x, weight=weight_of_rank(), name="batch"))(tensor)
+    assert result.shape == (3, 2, 2)
+    require_all(result, 1.0)
+    with pytest.raises(TypeError, match="a weight under vmap is the same for the whole batch"):
+        jax.vmap(lambda x, w: hvd.reducescatter(x, weight=w))(jnp.ones((3, 2)), jnp.ones(3))
+
+
 @pytest.mark.ranks(2)
 def test_under_vmap():
     result = jax.vmap(lambda x: hvd.allreduce(x, weight=weight_of_rank(), name="rows"))(
@@ -117,6 +158,30 @@ def test_an_optimizer_of_optax_trains_as_one_process_with_all_samples(options):
     require_equal(np.asarray(params), np.asarray(alone))
 
 
+def exact_loss_of(params, samples):
+    """As `loss_of`; the sum comes first, so the division by 6 is exact, too."""
+    return (samples.sum(0) @ params) / len(samples)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("in_jit", [False, True], ids=["eager", "jit"])
+def test_averages_of_grad_are_those_of_one_process_with_all_samples(in_jit):
+    of_batch = {"weight": lambda params, samples: len(samples)}
+    for number, make in enumerate(
+        [
+            lambda: hvd.grad(exact_loss_of, prefix="grad", **of_batch),
+            lambda: lambda *args: hvd.value_and_grad(exact_loss_of, prefix="both", **of_batch)(*args)[1],
+            lambda: hvd.grad(exact_loss_of, prefix="number", weight=weight_of_rank()),
+            lambda: lambda *args: hvd.grad(lambda *args: (exact_loss_of(*args), 7), has_aux=True, **of_batch)(*args)[0],
+        ]
+    ):
+        call = jax.jit(make()) if in_jit else make()
+        params = jnp.arange(4.0)
+        everything = np.concatenate([samples_of(rank, number) for rank in range(hvd.size())])
+        result = call(params, samples_of(hvd.rank(), number))
+        require_equal(np.asarray(result), np.asarray(jax.grad(exact_loss_of)(params, everything)))
+
+
 @pytest.mark.ranks(2)
 def test_with_several_passes_and_in_a_chain():
     for wrap in (lambda one: one, lambda one: optax.chain(one, optax.scale(1.0))):
@@ -138,11 +203,23 @@ def test_weights_that_are_none():
         jax.jit(lambda x, w: hvd.allreduce(x, op=hvd.Sum, weight=w))(jnp.ones(2), 1.0)
     with pytest.raises(ValueError, match="weight is for floats, not for int32"):
         hvd.allreduce(jnp.ones(2, jnp.int32), weight=1)
+    with pytest.raises(ValueError, match="reducescatter: weight must be a finite number that is not negative"):
+        hvd.reducescatter(jnp.ones(2), weight=-1)
+    with pytest.raises(ValueError, match="reducescatter: weight is for op=Average, not for op=Sum"):
+        hvd.reducescatter(jnp.ones(2), op=hvd.Sum, weight=1)
+    with pytest.raises(ValueError, match="weight is for floats, not for int32"):
+        hvd.reducescatter(jnp.ones(2, jnp.int32), weight=1)
+    with pytest.raises(ValueError, match="weight is for op=Average, not for op=Sum"):
+        hvd.grad(loss_of, op=hvd.Sum, weight=1)
     for wrong in (math.nan, -1.0):
         with raises(ringtrain.MismatchError) as seen:
             call = jax.jit(lambda x, w: hvd.allreduce(x, weight=w, name="wrong"))
             jax.block_until_ready(call(jnp.ones(2), wrong if hvd.rank() else 1.0))
         assert 'allreduce "wrong": the weight of a rank is negative, NaN or infinite' in seen.text
+        with raises(ringtrain.MismatchError) as seen:
+            call = jax.jit(lambda x, w: hvd.reducescatter(x, weight=w, name="bad rows"))
+            jax.block_until_ready(call(jnp.ones(2), wrong if hvd.rank() else 1.0))
+        assert 'reducescatter "bad rows": the weight of a rank is negative, NaN or infinite' in seen.text
     with raises(ringtrain.MismatchError) as seen:
         hvd.allreduce(jnp.ones(2), weight=2 if hvd.rank() else None, name="some")
     assert 'allreduce "some": rank 0 gave no weight, rank 1 gave a weight' in seen.text

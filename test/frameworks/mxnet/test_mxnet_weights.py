@@ -34,6 +34,18 @@ def test_averages_by_weight():
 
 
 @pytest.mark.ranks(1, 2, 3)
+def test_scattered_averages_by_weight():
+    size, expected = hvd.size(), mean([8.0 * rank for rank in range(hvd.size())])
+    tensor = mx.nd.full((2 * size, 3), 8.0 * hvd.rank())
+    assert hvd.reducescatter(tensor, weight=own_weight()).asnumpy().tolist() == [[expected] * 3] * 2
+    first, second = hvd.grouped_reducescatter([tensor, tensor + 1], name="group", weight=own_weight())
+    assert first.asnumpy().tolist() == [[expected] * 3] * 2
+    assert second.asnumpy().tolist() == [[expected + 1] * 3] * 2
+    with pytest.raises(ValueError, match="reducescatter: weight must be a finite number that is not negative"):
+        hvd.reducescatter(tensor, weight=-1)
+
+
+@pytest.mark.ranks(1, 2, 3)
 @pytest.mark.parametrize("options", [{}, {"num_groups": 1}, {"compression": hvd.Compression.fp16}], ids=str)
 def test_a_trainer_averages_the_mean_losses_of_unequal_batches(options):
     net = gluon.nn.Dense(1, in_units=2, use_bias=False)

@@ -186,6 +186,24 @@ def test_the_gradient_of_a_weighted_average():
         assert tensor.grad.tolist() == [pytest.approx(sums * weights[hvd.rank()] / sum(weights))] * 3
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_scattered_average_by_weight_and_its_gradient():
+    weights = [6] + [2] * (hvd.size() - 1)
+    for call in (
+        lambda tensor: hvd.reducescatter(tensor, weight=weights[hvd.rank()], name="one"),
+        lambda tensor: hvd.grouped_reducescatter([tensor], weight=weights[hvd.rank()], name="group")[0],
+    ):
+        tensor = torch.full((3 * hvd.size(),), float(hvd.rank()), requires_grad=True)
+        rows = call(tensor)
+        expected = sum(rank * weight for rank, weight in enumerate(weights)) / sum(weights)
+        assert rows.tolist() == [pytest.approx(expected)] * 3
+        rows.mul(hvd.rank() + 1.0).sum().backward()
+        # As for an average: of the sum of the losses, times the number of ranks.
+        share = hvd.size() * weights[hvd.rank()] / sum(weights)
+        expected = [pytest.approx((rank + 1.0) * share) for rank in range(hvd.size()) for _ in range(3)]
+        assert tensor.grad.tolist() == expected
+
+
 @pytest.mark.ranks(2)
 def test_wrong_weights_are_refused():
     model = new_model()
