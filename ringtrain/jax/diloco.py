@@ -96,8 +96,20 @@ class DiLoCo(HasLocalSteps):
         self._local_steps = LocalSteps(dict(zip(tree.paths, arrays, strict=True)), settings)
         self._local_steps.keep_outer(arrays)
         own = self._local_steps.islands
-        inner = distribute(optimizer, process_set=own.of_rank) if own.averages else optimizer
+        inner = distribute(optimizer, process_set=own.of_rank) if own.averages else _without_weight(optimizer)
         self.init, self.update = inner.init, inner.update
+
+    def set_weight(self, weight: float | None) -> None:
+        """Weigh the differences of this rank from now on, until the next call: give its number of samples.
+
+        In an outer step an island counts by the weights that its ranks have in the step that sends the difference. All
+        ranks call it before the same `after_step`; 0 leaves a rank out. None weighs all ranks the same again. For the
+        averages inside an island give `update` the keyword `weight` in each step, as for `distribute`.
+
+        Raises:
+            ValueError: the weight is negative, NaN or infinite. TypeError: not a number.
+        """
+        self._local_steps.set_weight(weight)
 
     def after_step(self, params: Any) -> Any:
         """Carry out what is due of the outer step, after an update.
@@ -167,6 +179,15 @@ class DiLoCo(HasLocalSteps):
             ValueError: it is something else, or was saved with other fragments.
         """
         self._local_steps.load_state_dict(state_dict)
+
+
+def _without_weight(optimizer: Any) -> Any:
+    """The optimizer of a rank that averages with no other, whose `update` takes the keyword `weight` all the same."""
+
+    def update(updates: Any, state: Any, params: Any = None, *, weight: Any = None, **extra: Any) -> Any:
+        return optimizer.update(updates, state, params, **extra)
+
+    return optimizer._replace(update=update)
 
 
 def _tree(params: Any, title: str) -> Tree:

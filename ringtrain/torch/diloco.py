@@ -131,6 +131,23 @@ class DiLoCoOptimizer(HasLocalSteps, torch.optim.Optimizer):
     # Optimizer.load_state_dict would wrap it for the profiler, as the step of the wrapped class is already.
     step.hooked = True  # type: ignore[attr-defined]
 
+    def set_weight(self, weight: float | None) -> None:
+        """Weigh this rank from now on, until the next call: give the number of samples of its step.
+
+        The averages inside an island are then sum(weight * gradient) / sum(weight) over its ranks. In an outer step an
+        island counts by the weights that its ranks have in the step that sends the difference. All ranks call it before
+        backward() of the same step; 0 leaves a rank out, but one that is an island alone still updates with its own
+        gradients. None weighs all ranks the same again.
+
+        Raises:
+            StepOrderError: between backward() and step().
+            ValueError: the weight is negative, NaN or infinite.
+            TypeError: not a number.
+        """
+        if self._local_steps.islands.averages:
+            super().set_weight(weight)  # type: ignore[misc]
+        self._local_steps.set_weight(weight)
+
     def outer_step(self) -> None:
         """Synchronise the whole model now, such as at the end: afterwards all ranks have the same parameters.
 

@@ -101,6 +101,21 @@ class DiLoCo(HasLocalSteps):
         self._optimizer.step(params, grads)
         self._local_steps.after_step(params)
 
+    def set_weight(self, weight: float | None) -> None:
+        """Weigh this rank from the next step on, until the next call: give its number of samples.
+
+        The averages inside an island are then sum(weight * gradient) / sum(weight) over its ranks. In an outer step an
+        island counts by the weights that its ranks have in the step that sends the difference. All ranks call it before
+        the same step; 0 leaves a rank out, but one that is an island alone still updates with its own gradients. None
+        weighs all ranks the same again.
+
+        Raises:
+            ValueError: the weight is negative, NaN or infinite. TypeError: not a number.
+        """
+        self._local_steps.set_weight(weight)
+        if self._local_steps.islands.averages:
+            self._optimizer.set_weight(weight)
+
     def outer_step(self, params: Sequence[Any]) -> None:
         """Synchronise the whole model now, such as at the end: afterwards all ranks have the same parameters.
 

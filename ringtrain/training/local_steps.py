@@ -25,6 +25,7 @@ import hashlib
 import json
 import math
 import operator
+import reprlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ import numpy.typing as npt
 from ringtrain import objects, ops, optim
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import BF16Compressor, BlockCodes, Compression, FP16Compressor
+from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import MismatchError, ReplicaError, list_of_ranks
 from ringtrain.handles import Handle
 from ringtrain.job import elastic_client, session
@@ -99,7 +101,7 @@ class Settings:
         if not isinstance(self.outer, optim.Optimizer):
             raise TypeError(
                 f"outer must be an optimizer of ringtrain.optim, such as SGD(lr=0.7, momentum=0.9, nesterov=True), not "
-                f"{self.outer!r}"
+                f"{' '.join(reprlib.repr(self.outer).split())}"
             )
         if self.mixing is None:
             self.mixing = 0.5 if self.overlap else 0.0
@@ -146,12 +148,13 @@ def named_fragments(fragments: Any, name_of: Callable[[Any], str]) -> Fragments:
         return fragments
     parts: list[Any] = list(fragments) if _is_list(fragments) else [fragments]
     if not all(_is_list(part) for part in parts):
-        raise TypeError(f"fragments must be a number, or a list of lists of parameters, not {fragments!r}")
+        shown = reprlib.repr(fragments)
+        raise TypeError(f"fragments must be a number, or a list of lists of parameters, not {shown}")
     return [[name_of(one) for one in part] for part in parts]
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
+    return isinstance(value, Iterable) and not isinstance(value, (str, Mapping)) and not hasattr(value, "shape")
 
 
 class Plan:
@@ -264,51 +267,80 @@ class _Sender:
     """Sends differences to all ranks, in the form that the compression gives them.
 
     The ranks of an island have the same difference, so the mean over the ranks is that over the islands, weighted with
-    their numbers of ranks.
+    their numbers of ranks, or with the sums of the weights of their ranks.
     """
 
     def __init__(self, compression: Any, islands: Islands) -> None:
         self._compression = compression
         self._islands = islands
 
-    def send(self, name: str, difference: Array) -> tuple[_Transfer, Array | None]:
-        """Submit a difference. Returns the transfer, and what the codes left out of the difference (None: nothing)."""
+    def send(self, name: str, difference: Array, weight: float | None) -> tuple[_Transfer, Array | None]:
+        """Submit a difference. Returns the transfer, and what the codes left out of the difference (None: nothing).
+
+        `weight`: of this rank in the mean; None if all ranks weigh the same.
+        """
         compression = self._compression
         if len(self._islands.lists) == 1:
             return _Transfer.done(difference), None
         if isinstance(compression, BlockCodes):
-            return self._send_codes(name, difference, compression.bits)
+            return self._send_codes(name, difference, compression.bits, weight)
         if compression is Compression.none:
-            return _Transfer(_submit_average(name, difference).wait), None
+            return _Transfer(_submit_average(name, difference, weight).wait), None
         sent = _cast(difference, "float16" if compression is FP16Compressor else "bfloat16")
-        handle = _submit_average(name, sent)
+        handle = _submit_average(name, sent, weight)
         return (
             _Transfer(lambda: handle.wait().astype(difference.dtype)),
             _finite(difference - sent.astype(difference.dtype)),
         )
 
-    def _send_codes(self, name: str, difference: Array, bits: int) -> tuple[_Transfer, Array]:
+    def _send_codes(self, name: str, difference: Array, bits: int, weight: float | None) -> tuple[_Transfer, Array]:
         """Codes with scales of their own cannot be summed on the way: the first rank of each island sends its codes."""
         message = difference_codes.encode(difference, bits)
         rest = _finite(difference - difference_codes.decode(message, difference.size, bits))
         rows = message[None] if self._islands.is_first() else np.empty((0, message.size), np.uint8)
         handle = ops.allgather_async(rows, name=name)
-        sizes = [len(ranks) for ranks in self._islands.lists]
-        are_equal = len(set(sizes)) == 1
+        # Also without weights: all ranks see if some have one. It travels with the codes.
+        weights = ops.allgather_async(np.array([np.nan if weight is None else weight]), name=f"{name}.weights")
+        islands = self._islands.lists
 
         def wait() -> Array:
+            messages, shares = handle.wait(), _shares_of(islands, weights.wait())
+            are_equal = len(set(shares)) == 1
             total = np.zeros(difference.size, difference.dtype)
-            for ranks, one in zip(sizes, handle.wait(), strict=True):
-                decoded = difference_codes.decode(one, difference.size, bits)
-                total += decoded if are_equal else decoded * np.float32(ranks)
-            total /= len(sizes) if are_equal else sum(sizes)
+            for share, one in zip(shares, messages, strict=True):
+                decoded = difference_codes.decode(one, difference.size, bits) if share else np.zeros_like(total)
+                total += decoded if are_equal else decoded * total.dtype.type(share)
+            total /= len(shares) if are_equal else sum(shares)
             return total
 
         return _Transfer(wait), rest
 
 
-def _submit_average(name: str, values: Array) -> Handle[Array]:
-    return ops.allreduce_async(values, name=name, op=ops.Average, priority=_PRIORITY)
+def _submit_average(name: str, values: Array, weight: float | None) -> Handle[Array]:
+    return ops.allreduce_async(values, name=name, op=ops.Average, priority=_PRIORITY, weight=weight)
+
+
+def _shares_of(islands: Sequence[Sequence[int]], weights: Array) -> list[float]:
+    """How much each island counts in a mean: the sum of the weights of its ranks, or the number of its ranks.
+
+    Args:
+        weights: of each rank; NaN for None.
+
+    Raises:
+        MismatchError: some ranks have a weight and others none, or all weights are 0.
+    """
+    given = ~np.isnan(weights)
+    if not given.any():
+        return [float(len(ranks)) for ranks in islands]
+    if not given.all():
+        having, lacking = (list_of_ranks(np.flatnonzero(which).tolist()) for which in (given, ~given))
+        raise MismatchError(
+            f"DiLoCo: {having} gave a weight, {lacking} gave no weight. Call set_weight() on all ranks or on none, "
+            "with 0 on a rank without samples."
+        )
+    if not weights.any():
+        raise MismatchError("DiLoCo: the weights of all ranks are 0, so there is no mean of their differences.")
+    return [float(weights[list(ranks)].sum()) for ranks in islands]
 
 
 def _cast(values: Array, dtype_name: str) -> Array:
@@ -409,6 +441,7 @@ class LocalSteps:
             _Fragment(places, self._plan, (number + 1) * every // count % every)
             for number, places in enumerate(self._plan.fragments)
         ]
+        self._weight: float | None = None  # of this rank in the means of differences
         self.inner_steps = 0
         self.outer_steps = 0  # of the last fragment, which is the last of a period
         self._has_outer = False
@@ -457,6 +490,14 @@ class LocalSteps:
         for fragment in self._fragments:
             if fragment.arriving is not None:
                 fragment.arriving.transfer.mean()
+
+    def set_weight(self, weight: Any) -> None:
+        """Weigh the differences that this rank sends from now on; None: those of all ranks alike.
+
+        Raises:
+            ValueError: the weight is negative, NaN or infinite. TypeError: not a number.
+        """
+        self._weight = None if weight is None else require_weight(weight, ops.Average, "DiLoCo")
 
     def require_count(self, parameters: int) -> None:
         """Raises ValueError for another number of parameters than at construction."""
@@ -539,7 +580,7 @@ class LocalSteps:
         error_before = fragment.error
         if error_before is not None:
             difference += error_before
-        transfer, fragment.error = self._sender.send(f"{self._prefix}.fragment{number}", difference)
+        transfer, fragment.error = self._sender.send(f"{self._prefix}.fragment{number}", difference, self._weight)
         fragment.arriving = _Arriving(self.inner_steps + overlap, transfer, error_before)
 
     def _arrive(self, arrays: Sequence[Any]) -> None:

@@ -47,6 +47,7 @@ def train(
     overlap: int = 0,
     mixing: float = 0.0,
     code: str = "none",
+    weight: Callable[[int, int], float] | None = None,
     changes: dict[int, Sequence[int | None]] | None = None,
     lost: Sequence[int] = (),
 ) -> list[list[np.ndarray]]:
@@ -55,6 +56,7 @@ def train(
     Args:
         gradient: of (rank, step, parameters), step being 0 at first.
         fragments: places of the parameters of each; None is one of all.
+        weight: of (rank, step) in all means; None is the same for all ranks.
         changes: from this many steps on, of each island of one rank the island that it was before, or None for a
             newcomer. All go on with what the first one has, each with its own errors.
         lost: after these numbers of steps, what is under way counts as never sent.
@@ -68,7 +70,10 @@ def train(
     arriving: dict[int, tuple[int, Any]] = {}
     before: list[dict[int, np.ndarray]] = []  # the errors before the last difference was sent
 
-    def mean_difference(number: int, places: Sequence[int]) -> np.ndarray:
+    def weights_of(ranks: Sequence[int], step: int) -> list[float]:
+        return [weight(rank, step) if weight is not None else 1 for rank in ranks]
+
+    def mean_difference(number: int, places: Sequence[int], step: int) -> np.ndarray:
         sent = []
         for own, error in zip(parameters, errors, strict=True):
             difference = np.concatenate([(outer[place] - own[place]).reshape(-1) for place in places])
@@ -77,7 +82,7 @@ def train(
             error[number] = difference - sent[-1]
         if len(islands) == 1:
             return np.concatenate([(outer[place] - parameters[0][place]).reshape(-1) for place in places])
-        weights = [len(island) for island in islands]
+        weights = [sum(weights_of(island, step)) for island in islands]
         if len(set(weights)) == 1:
             mean = sum(sent) / len(islands)
         else:
@@ -109,12 +114,16 @@ def train(
             errors = before
         for number, island in enumerate(islands):
             gradients = [gradient(rank, step - 1, parameters[number]) for rank in island]
-            means = [sum(of_ranks) / len(island) for of_ranks in zip(*gradients, strict=True)]
+            own = weights_of(island, step - 1) if len(island) > 1 else [1]  # a rank alone takes its own gradients
+            means = [
+                sum(w * one for w, one in zip(own, of_ranks, strict=True)) / sum(own)
+                for of_ranks in zip(*gradients, strict=True)
+            ]
             parameters[number] = [one - inner_lr * mean for one, mean in zip(parameters[number], means, strict=True)]
         arrive(step)
         for number, places in enumerate(fragments):
             if step % every == (number + 1) * every // len(fragments) % every:
                 before = [dict(error) for error in errors]
-                arriving[number] = step + overlap, mean_difference(number, places)
+                arriving[number] = step + overlap, mean_difference(number, places, step - 1)
         arrive(step)
     return parameters

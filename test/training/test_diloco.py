@@ -81,6 +81,56 @@ def test_ranks_train_as_the_restatement_does(momentum):
     assert (optimizer.inner_steps, optimizer.outer_steps) == (11, 3)
 
 
+# By rank, in even and in odd steps: all sums of islands are powers of two, and so is that of all ranks.
+WEIGHTS = {2: ([6, 2], [0, 8]), 3: ([4, 2, 2], [2, 4, 2]), 4: ([2, 2, 3, 1], [4, 8, 1, 3])}
+
+
+def weight_of(rank, step):
+    return WEIGHTS[hvd.size()][step % 2][rank]
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("code", ["none", "fp16", "int8"])
+def test_ranks_train_by_weight_as_the_restatement_does(code):
+    islands = [[0], [1], [2, 3]] if hvd.size() == 4 else alone()
+    if code == "fp16" and hvd.size() != 3:
+        pytest.skip("a weight of 1.5 times the mean rounds in 16 bits")
+    weights = start()
+    how = {"outer": outer(), "compression": getattr(Compression, code), "islands": islands}
+    optimizer = hvd.DiLoCo(optim.SGD(lr=0.5), weights, 3, **how)
+    for step in range(8):
+        optimizer.set_weight(weight_of(hvd.rank(), step))
+        train(optimizer, weights, 1, step)
+    expected = diloco_reference.train(
+        *(start(), gradient, islands, 8),
+        **{"every": 3, "inner_lr": 0.5, "outer_lr": 0.5, "momentum": 0.5, "code": code, "weight": weight_of},
+    )
+    require_equal(weights, expected[next(place for place, ranks in enumerate(islands) if hvd.rank() in ranks)])
+    optimizer.set_weight(None)
+    train(optimizer, weights, 1, 8)  # the outer step is one of equal ranks again
+    close(optimizer)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("code", ["none", "int8"])
+def test_weights_of_differences_on_some_ranks_only_and_of_0_fail_on_all(code):
+    how = {"compression": getattr(Compression, code), "islands": "rank"}
+    for weight, message in (
+        (3 if hvd.rank() == 0 else None, "rank 0 gave a weight, rank.* gave no weight"),
+        (0, "the weights of all ranks are 0"),
+    ):
+        weights = start()
+        optimizer = hvd.DiLoCo(optim.SGD(lr=0.5), weights, 1, **how)
+        optimizer.set_weight(weight)
+        with pytest.raises(hvd.MismatchError, match=message):
+            train(optimizer, weights, 1)
+    for weight in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="DiLoCo: weight must be a finite number that is not negative, not"):
+            optimizer.set_weight(weight)
+    with pytest.raises(TypeError, match="DiLoCo: weight must be a number, not 'many'"):
+        optimizer.set_weight("many")
+
+
 @pytest.mark.fast
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(

@@ -69,6 +69,28 @@ def test_jax_and_numpy_take_the_same_outer_steps(code):
     hvd.check_replicas(optimizer.outer_step(params))
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("islands", ["rank", [[0, 1]]], ids=str)
+def test_unequal_batches_weigh_gradients_and_differences(islands):
+    params, samples = {"w": jnp.ones(3)}, [6, 2][hvd.rank()]
+    optimizer = hvd.DiLoCo(optax.sgd(1.0), params, 2, outer=optim.SGD(lr=1.0), islands=islands)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, weight):
+        updates, state = optimizer.update({"w": jnp.full(3, 8.0 * hvd.rank())}, state, params, weight=weight)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(2):
+        optimizer.set_weight(samples)
+        params, state = step(params, state, samples)
+        params = optimizer.after_step(params)
+    assert params["w"].tolist() == [1 - 2 * 8.0 * 2 / 8] * 3
+    with pytest.raises(ValueError, match="weight must be a finite number that is not negative, not -1"):
+        optimizer.set_weight(-1)
+    hvd.remove_process_set(optimizer._local_steps.islands.of_rank)
+
+
 @pytest.mark.ranks(4)
 def test_an_island_of_jax_averages_each_step():
     params = new_params()

@@ -233,6 +233,25 @@ def test_join_is_for_ranks_that_average_each_step():
 
 
 @pytest.mark.fast
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("islands", ["rank", [[0, 1]]], ids=str)
+def test_unequal_batches_weigh_gradients_and_differences(islands):
+    model = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = hvd.DiLoCo(sgd, 2, outer=optim.SGD(lr=1.0), islands=islands)
+    for _ in range(2):
+        optimizer.set_weight([6, 2][hvd.rank()])
+        optimizer.zero_grad()
+        (model.weight * 8.0 * hvd.rank()).sum().backward()
+        optimizer.step()
+    assert model.weight.item() == 1 - 2 * 8.0 * 2 / 8
+    with pytest.raises(ValueError, match="weight must be a finite number that is not negative, not -1"):
+        optimizer.set_weight(-1)
+    hvd.remove_process_set(optimizer._local_steps.islands.of_rank)
+
+
 @pytest.mark.ranks(1)
 def test_bad_arguments_for_torch_are_refused():
     model = new_model()
@@ -248,6 +267,10 @@ def test_bad_arguments_for_torch_are_refused():
         hvd.DiLoCo(sgd, 2, fragments=[parameters[:1]])
     with pytest.raises(ValueError, match="a parameter is not one of the optimizer"):
         hvd.DiLoCo(sgd, 2, fragments=[[torch.ones(2)]])
+    with pytest.raises(TypeError, match="fragments must be a number, or a list of lists of parameters, not"):
+        hvd.DiLoCo(sgd, 2, fragments=parameters)
+    with pytest.raises(TypeError, match=r"outer must be an optimizer of ringtrain\.optim, .*, not SGD"):
+        hvd.DiLoCo(sgd, 2, outer=sgd)
     with pytest.raises(TypeError, match="lists of the parameters of each part"):
         hvd.DiLoCo(sgd, 2, fragments=[["0.weight"]])
     with pytest.raises(ValueError, match="named_parameters does not name all parameters"):
