@@ -1,9 +1,9 @@
 """Loss over seconds on slow links: DiLoCo beside data parallelism, plain, with fp16 and with PowerSGD, on two hosts.
 
 In test/: `python -m measure.links --rate 50mbit`. The hosts are simulated, so it needs root (test/harness/hosts.py),
-and PyTorch. A character model of 5.5 million parameters learns the text of Python's help. A rank is on each host;
-frames take 25 ms from one host to the other, so a round trip takes 50 ms. All ways take the same steps with the same
-batches of each rank.
+and PyTorch. A character model of 5.5 million parameters learns the text of Python's help. The ranks of a host are an
+island of DiLoCo. Frames take 25 ms from one host to the other, so a round trip takes 50 ms. All ways take the same
+steps with the same batches of each rank.
 
 A step of data parallelism computes the same on any link. So its losses come from a run without a limit, and its seconds
 from some steps on the slow link: `steps x seconds of a step`. DiLoCo trains on the slow link from the first to the last
@@ -74,7 +74,7 @@ def train(way: str, steps: int, options: argparse.Namespace) -> None:
     else:
         how = dict(DILOCO[way])
         how["compression"] = getattr(hvd.Compression, how.get("compression", "none"))
-        optimizer = hvd.DiLoCo(adam, options.every, islands="rank", **how)
+        optimizer = hvd.DiLoCo(adam, options.every, **how)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.total_steps)
     text = "\n".join(topics[name] for name in sorted(topics)).encode("ascii", "replace")
     characters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -115,7 +115,7 @@ def run_on(hosts: SimulatedHosts, way: str, steps: int, options: argparse.Namesp
         *("--evaluate-every", str(options.evaluate_every), "--total-steps", str(options.steps)),
     ]
     before = hosts.bytes_sent(0)
-    result = result_of_ranks(hosts, 1, way, command)
+    result = result_of_ranks(hosts, options.ranks, way, command)
     return Run(result["points"], result["step_s"], (hosts.bytes_sent(0) - before) / steps / 1e6)
 
 
@@ -171,6 +171,8 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32, help="of each rank (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=1e-3, help="default: %(default)s")
     parser.add_argument("--evaluate-every", type=int, default=25, metavar="STEPS", help="default: %(default)s")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of each host (default: %(default)s)")
+    parser.add_argument("--beside", nargs="*", default=DATA_PARALLEL[1:], help="ways of data parallelism beside plain")
     parser.add_argument("--ways", nargs="*", default=list(DILOCO), help="of DiLoCo (default: all)")
     parser.add_argument("--json", metavar="FILE", help="write all points there, too")
     parser.add_argument("--plot", metavar="FILE", help="draw the loss over seconds at the last rate")
@@ -182,7 +184,7 @@ def main() -> int:
         return 0
     try:
         with simulated_hosts(2) as hosts:
-            unlimited = {way: run_on(hosts, way, options.steps, options) for way in DATA_PARALLEL}
+            unlimited = {way: run_on(hosts, way, options.steps, options) for way in ("plain", *options.beside)}
         content = {}
         for rate in options.rate:
             with simulated_hosts(2, rate) as hosts, hosts.bad_cable(ONE_WAY_S):
