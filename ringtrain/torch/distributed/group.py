@@ -23,10 +23,10 @@ from ringtrain.errors import ShutDownError, StalledError
 from ringtrain.torch.distributed import meeting
 from ringtrain.torch.distributed.buckets import Buckets, is_called_by_backward
 from ringtrain.torch.distributed.monitoring import missing_at
-from ringtrain.torch.distributed.naming import TURNS, Call, Names
+from ringtrain.torch.distributed.naming import Call, Names
 from ringtrain.torch.distributed.prepared import Prepared, prepare
 from ringtrain.torch.distributed.streams import order_of
-from ringtrain.torch.distributed.transfers import AnySource, Transfer
+from ringtrain.torch.distributed.transfers import AnySource, Transfers
 from ringtrain.torch.distributed.views import (
     BITWISE,
     RedOp,
@@ -38,7 +38,6 @@ from ringtrain.torch.distributed.views import (
     deliver,
     elements_of,
     gathered_rows,
-    host_copy,
     list_of,
     needs_all_values,
     nothing_of,
@@ -111,9 +110,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         self._lock = threading.RLock()  # names and submissions are in one order
         self._is_open = True
         self._group_name, self._group_desc = name, ""
-        self._transfers: dict[tuple[int, int, int], int] = {}  # by source, destination and tag: how many there were
-        self._questions = 0
-        self._open_questions: dict[int, _core.Handle] = {}  # by tag: who sends to this rank
+        self._transfers = Transfers(self._names.group, self._set, ranks, ranks[rank])
         self._barriers = 0
         self._coalesced: list[Work] | None = None
         meeting.note_opened()
@@ -251,6 +248,10 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             self._timeout_of(opts),
             order_of(inputs[0]) if inputs else None,
         )
+        return self._noted(work)
+
+    def _noted(self, work: Work) -> Work:
+        """For torch's coalescing, within which one Work joins those of all calls."""
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -761,59 +762,27 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     @shown_in_profiles("send", 0)
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        (tensor,) = self._one_of("send", tensors)
         place = meeting.place(self._ranks, dst)
-        own = self._ranks[self._rank]
-        return self._transfer("send", list_of(tensors), own, place, tag, dst, _is_awaited_message())
+        awaited = _is_awaited_message()
+        return self._noted(self._transfers.send(tensor, place, tag, self._title, self._timeout_s, awaited))
 
     @shown_in_profiles("recv", 0)
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        (tensor,) = self._one_of("recv", tensors)
         place = meeting.place(self._ranks, src)
-        own = self._ranks[self._rank]
-        return self._transfer("recv", list_of(tensors), place, own, tag, src, _is_awaited_message())
-
-    def _transfer(
-        self,
-        kind: str,
-        tensors: list[Tensor],
-        source: int,
-        destination: int,
-        tag: int,
-        peer: int,
-        is_awaited: bool = False,
-    ) -> Work:
-        if source == destination:
-            raise ValueError(f"{kind} of {self._title}: rank {peer} is this one; a rank cannot send to itself")
-        if len(tensors) != 1:
-            raise ValueError(f"{kind} of {self._title}: one tensor at a time, not {len(tensors)}")
-        self._require_open(kind)
-        (tensor,) = tensors
-        memory = host_copy(tensor, kind, kind == "send")
-        view = bytes_view_of(memory, kind)
-        with self._lock:
-            name, title = self._name_of_transfer(source, destination, tag)
-            operation = _core.Operation(OpKind.TRANSFER, name, self._set, numbers=[source, destination, tag])
-            title = f"{kind} ({title})"
-            handle = submitted(operation, [view], [] if kind == "send" else [view], (), is_awaited, title)
-        copies = None if kind == "send" else copies_back([tensor], [memory])
-        finish = None if copies is None else functools.partial(copies, handle)
-        order = None if tensor.is_cpu or finish is None else order_of(bytes_view_of(tensor, kind))
-        work = Transfer(title, (handle,), memory, [tensor], finish, self._timeout_s, order)
-        work.peer = peer
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
-
-    def _name_of_transfer(self, source: int, destination: int, tag: int) -> tuple[str, str]:
-        key = (source, destination, tag)
-        number = self._transfers[key] = self._transfers.get(key, 0) + 1
-        title = f"from rank {source} to {destination}, tag {tag}, #{number} of {self._title}"
-        return f"{self._names.group} {source}->{destination} tag {tag} #{number % TURNS}", title
+        awaited = _is_awaited_message()
+        return self._noted(self._transfers.receive(tensor, place, tag, self._title, self._timeout_s, awaited))
 
     @shown_in_profiles("recvAnySource", 0)
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        tensors = list_of(tensors)
-        if len(tensors) != 1:
-            raise ValueError(f"recv of {self._title}: one tensor at a time, not {len(tensors)}")
-        self._require_open("recv")
-        view_of(contiguous(tensors[0], "recv"), "recv")
-        return AnySource(self, tensors, tag)
+        given = self._one_of("recv", tensors)
+        view_of(contiguous(given[0], "recv"), "recv")
+        return AnySource(self._transfers, given, tag, self._title, self._timeout_s, self._require_open)
+
+    def _one_of(self, kind: str, tensors: Any) -> list[Tensor]:
+        given: list[Tensor] = list_of(tensors)
+        if len(given) != 1:
+            raise ValueError(f"{kind} of {self._title}: one tensor at a time, not {len(given)}")
+        self._require_open(kind)
+        return given

@@ -1,22 +1,21 @@
-"""Messages between two ranks that are under way."""
+"""Messages between two ranks of a group: their names, those that are under way, and who sends to this rank."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import ringtrain._core as _core
 from ringtrain._core import OpKind
 from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.handles import report_failure
+from ringtrain.torch.distributed.naming import TURNS
 from ringtrain.torch.distributed.streams import order_of
-from ringtrain.torch.distributed.views import Tensor, view_of
+from ringtrain.torch.distributed.views import Tensor, bytes_view_of, copies_back, host_copy, view_of
 from ringtrain.torch.distributed.work import Work, end_of_python, is_done_by, submitted
-
-if TYPE_CHECKING:
-    from ringtrain.torch.distributed.group import ProcessGroup
 
 _PAUSE_S = 1e-3  # between two looks for a message from any rank, where a Future waits for it
 
@@ -33,17 +32,122 @@ class Transfer(Work):
     _source_rank = source_rank
 
 
+class Transfers:
+    """Submits the messages of one group. Any thread may call it.
+
+    Args:
+        prefix: of the names of the group's operations.
+        process_set: the group's.
+        ranks: of the job, ascending.
+        own: this rank, in the job.
+    """
+
+    def __init__(self, prefix: str, process_set: int, ranks: list[int], own: int) -> None:
+        self._prefix, self._set, self._ranks, self._own = prefix, process_set, ranks, own
+        self._lock = threading.RLock()  # names and submissions are in one order
+        self._counts: dict[tuple[int, int, int], int] = {}  # by source, destination and tag: how many there were
+        self._questions = 0
+        self._open_questions: dict[int, _core.Handle] = {}  # by tag: who sends to this rank
+
+    def send(self, tensor: Tensor, to: int, tag: int, group: str, timeout_s: float, is_awaited: bool) -> Transfer:
+        """A message to this rank of the job. group: its title, of messages for users."""
+        return self._submit("send", tensor, self._own, to, to, tag, group, timeout_s, is_awaited)
+
+    def receive(
+        self, tensor: Tensor, source: int, tag: int, group: str, timeout_s: float, is_awaited: bool = False
+    ) -> Transfer:
+        """A message from this rank of the job."""
+        return self._submit("recv", tensor, source, self._own, source, tag, group, timeout_s, is_awaited)
+
+    def _submit(
+        self,
+        kind: str,
+        tensor: Tensor,
+        source: int,
+        destination: int,
+        other: int,
+        tag: int,
+        group: str,
+        timeout_s: float,
+        is_awaited: bool,
+    ) -> Transfer:
+        peer = self._ranks.index(other)
+        if source == destination:
+            raise ValueError(f"{kind} of {group}: rank {peer} is this one; a rank cannot send to itself")
+        memory = host_copy(tensor, kind, kind == "send")
+        view = bytes_view_of(memory, kind)
+        with self._lock:
+            key = (source, destination, tag)
+            number = self._counts[key] = self._counts.get(key, 0) + 1
+            title = f"{kind} (from rank {source} to {destination}, tag {tag}, #{number} of {group})"
+            name = f"{self._prefix} {source}->{destination} tag {tag} #{number % TURNS}"
+            operation = _core.Operation(OpKind.TRANSFER, name, self._set, numbers=[source, destination, tag])
+            handle = submitted(operation, [view], [] if kind == "send" else [view], (), is_awaited, title)
+        copies = None if kind == "send" else copies_back([tensor], [memory])
+        finish = None if copies is None else functools.partial(copies, handle)
+        order = None if tensor.is_cpu or finish is None else order_of(bytes_view_of(tensor, kind))
+        transfer = Transfer(title, (handle,), memory, [tensor], finish, timeout_s, order)
+        transfer.peer = peer
+        return transfer
+
+    def receive_from_any(
+        self, tensor: Tensor, tag: int, title: str, group: str, timeout_s: float, end: float
+    ) -> Transfer | None:
+        """Asks until `end` which rank sends a message to this one, and receives it; 0: only looks.
+
+        Returns None if no rank does yet, or another thread has got the answer. Questions with one tag are asked one
+        after the other, each when the message of the last one is received. Else two would have the same answer.
+        """
+        with self._lock:
+            handle = self._open_questions.get(tag)
+            if handle is None:
+                self._questions += 1
+                name = f"{self._prefix} any->{self._own} tag {tag} #{self._questions}"
+                operation = _core.Operation(OpKind.FIND_SENDER, name, self._set, numbers=[self._own, tag])
+                handle = self._open_questions[tag] = submitted(operation, [], [], (), False, title)
+        try:
+            if not (is_done_by(handle, end) if end > 0 else _core.wait(handle, 0)):
+                return None
+        except Exception:
+            with self._lock:
+                self._close(tag, handle)
+            raise
+        with self._lock:
+            if not self._close(tag, handle):
+                return None
+            return self.receive(tensor, handle.number(), tag, group, timeout_s)
+
+    def _close(self, tag: int, handle: _core.Handle) -> bool:
+        """Whether the question was open, so that the answer is the caller's."""
+        is_open = self._open_questions.get(tag) is handle
+        if is_open:
+            del self._open_questions[tag]
+        return is_open
+
+
 class AnySource(Transfer):
     """A message from any rank: first the question who sends one, and then that message.
 
-    Questions of one rank are asked one after the other. Else two of them would have the same answer.
+    Args:
+        transfers: the group's.
+        tensors: one.
+        group: its title, of messages for users.
+        require_open: raises if the group is gone.
     """
 
-    def __init__(self, group: ProcessGroup, tensors: list[Tensor], tag: int) -> None:
-        title = f"recv (from any rank, tag {tag}, of {group._title})"
-        super().__init__(title, (), tensors, tensors, None, group._timeout_s, order_of(view_of(tensors[0], "recv")))
-        self._group, self._tag = group, tag
-        self._received: Work | None = None
+    def __init__(
+        self,
+        transfers: Transfers,
+        tensors: list[Tensor],
+        tag: int,
+        group: str,
+        timeout_s: float,
+        require_open: Callable[[str], None],
+    ) -> None:
+        title = f"recv (from any rank, tag {tag}, of {group})"
+        super().__init__(title, (), tensors, tensors, None, timeout_s, order_of(view_of(tensors[0], "recv")))
+        self._transfers, self._tag, self._of_group, self._require_open = transfers, tag, group, require_open
+        self._received: Transfer | None = None
         self._turn = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -99,33 +203,15 @@ class AnySource(Transfer):
                 report_failure(error)
             return self._is_done
 
-    def _ask(self, end: float) -> Work | None:
+    def _ask(self, end: float) -> Transfer | None:
         """The message of the rank that sends one, or None if there is none yet."""
-        group = self._group
-        with group._lock:
-            group._require_open("recv")
-            handle = group._open_questions.get(self._tag)
-            if handle is None:
-                group._questions += 1
-                name = f"{group._names.group} any->{group._ranks[group._rank]} tag {self._tag} #{group._questions}"
-                numbers = [group._ranks[group._rank], self._tag]
-                operation = _core.Operation(OpKind.FIND_SENDER, name, group._set, numbers=numbers)
-                handle = group._open_questions[self._tag] = submitted(operation, [], [], (), False, self._title)
-        try:
-            if not (is_done_by(handle, end) if end > 0 else _core.wait(handle, 0)):
-                return None
-        except Exception:
-            with group._lock:
-                if group._open_questions.get(self._tag) is handle:
-                    del group._open_questions[self._tag]
-            raise
-        with group._lock:
-            if group._open_questions.get(self._tag) is not handle:
-                return None  # another thread has the answer
-            del group._open_questions[self._tag]
-            source, destination = handle.number(), group._ranks[group._rank]
-            self.peer = group._ranks.index(source)
-            return group._transfer("recv", self._results, source, destination, self._tag, self.peer)
+        self._require_open("recv")
+        received = self._transfers.receive_from_any(
+            self._results[0], self._tag, self._title, self._of_group, self._timeout_s, end
+        )
+        if received is not None:
+            self.peer = received.peer
+        return received
 
 
 def _wait_for_future(only: list[AnySource]) -> None:
