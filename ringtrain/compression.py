@@ -153,6 +153,16 @@ class PowerSGD:
         seed = [self.random_seed, zlib.crc32(name.encode()), 0 if self.warm_start else step]
         return np.random.default_rng(seed).standard_normal((self.rank, columns))
 
+    def second_name(self, name: str) -> str:
+        """Return the name of the second factor of a gradient.
+
+        It tells how the first factor was made: ranks with another one would average numbers that mean nothing together,
+        and so do not find each other.
+        """
+        seed = "" if self.random_seed == 0 else f", random_seed={self.random_seed}"
+        start = "" if self.warm_start else ", warm_start=False"
+        return f"{name}.<Q{seed}{start}>"
+
     def __repr__(self) -> str:
         return f"Compression.powersgd({self.rank})"
 

@@ -82,10 +82,10 @@ class PowerSGDReduction:
         averages = self._reduce({**whole, **first}, weight)
         bases = {name: jnp.linalg.qr(averages[name])[0] for name in factored}
         own_second = {name: matrices[name].T @ bases[name] for name in factored}
-        second = self._reduce({f"{name}.<Q>": factor for name, factor in own_second.items()}, weight)
+        second = self._reduce({how.second_name(name): factor for name, factor in own_second.items()}, weight)
         factors, errors = dict(kept.factors), dict(kept.errors)
         for name, leaf in factored.items():
-            factor = second[f"{name}.<Q>"]
+            factor = second[how.second_name(name)]
             is_finite = jnp.isfinite(factor).all()  # of all ranks: else nothing is kept of this step
             if how.warm_start:
                 factors[name] = jnp.where(is_finite, factor, kept.factors[name])

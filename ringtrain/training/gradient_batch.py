@@ -274,7 +274,7 @@ class GradientBatch:
         whole = [one.gradient for one in queued if one.factors is None]
         firsts = [of._replace(array=factors.first, in_place=True) for of, factors in factored]
         of_firsts, error = _end(self._submit_joined([*firsts, *whole]))
-        second_names = {of.name: f"{of.name}.<Q>" for of, _ in factored}
+        second_names = {of.name: factors.name_of_second for of, factors in factored}
         seconds: list[_InFlight] = []
         if error is None:
             arrays = [factors.second(of_firsts[of.name]) for of, factors in factored]

@@ -62,6 +62,7 @@ class Factors:
         self._matrix = matrix
         self._error: Any = None
         self.first: Any = self._factor(name) @ matrix.T
+        self.name_of_second = how.second_name(name)
 
     def second(self, first: Any) -> Any:
         """Return this rank's Q for the average of P."""

@@ -261,6 +261,15 @@ def test_bad_arguments_of_powersgd_are_refused():
         hvd.DistributedOptimizer(Recorder(), compression=Compression.powersgd(4), groups=2)
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("other", [{"random_seed": 1}, {"warm_start": False}], ids=str)
+def test_ranks_that_begin_with_other_factors_get_an_error(other):
+    how = Compression.powersgd(2, **(other if hvd.rank() else {}))
+    optimizer = hvd.DistributedOptimizer(Recorder(), compression=how)
+    with pytest.raises(hvd.DeadlockError, match=r"<Q, random_seed=1>|<Q, warm_start=False>"):
+        optimizer.step([np.zeros((30, 40))], [np.ones((30, 40))])
+
+
 # --- its arithmetic ---------------------------------------------------------------------------------------------------
 
 

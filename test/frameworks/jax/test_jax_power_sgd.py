@@ -115,6 +115,14 @@ def test_a_sum_one_array_and_new_random_numbers_in_each_step():
         np.testing.assert_allclose(-np.asarray(updates), 3 * np.asarray(gradient), atol=2e-3)
 
 
+@pytest.mark.ranks(2)
+def test_ranks_that_begin_with_other_factors_get_an_error():
+    optimizer = hvd.distribute(optax.sgd(1.0), compression=hvd.Compression.powersgd(2, random_seed=hvd.rank()))
+    params = jnp.zeros((30, 40))
+    with pytest.raises(ringtrain.DeadlockError, match="<Q, random_seed=1>"):
+        optimizer.update(jnp.ones((30, 40)), optimizer.init(params), params)
+
+
 @pytest.mark.fast
 @pytest.mark.ranks(2)
 def test_functions_without_a_state_refuse_powersgd():
