@@ -390,10 +390,11 @@ void Executor::reducescatter(const Plan& plan, const Submissions& submissions, L
   if (common.is_weighted) sum_weights(submissions, loan);
   std::map<std::pair<DType, double>, std::vector<Group::Scattering>> arrays;  // by dtype and divisor
 
-  // Without a weight a tensor is not read: the reduction reads zeros, the same ones for all of them.
+  // A tensor with a weight of 0 is not read: the reduction reads zeros, the same ones for all such tensors.
+  const auto gives_zeros = [&](const Submission& one) { return common.is_weighted && one.weight == 0; };
   size_t bytes_of_zeros = 0;
   for (const SubmissionPtr& submission : submissions)
-    if (common.is_weighted && submission->weight == 0)
+    if (gives_zeros(*submission))
       for (const TensorSpec& spec : submission->operation().tensors)
         bytes_of_zeros = std::max(bytes_of_zeros, spec.bytes());
   const char* const zeros = memory.zeros(bytes_of_zeros);
@@ -417,7 +418,7 @@ void Executor::reducescatter(const Plan& plan, const Submissions& submissions, L
 
       const void* source = submission.inputs[t];
       const double factor = weighting.factor * prescale_of(common, whole.dtype);
-      if (weighting.factor == 0) {
+      if (gives_zeros(submission)) {
         source = zeros;
       } else if (factor != 1.0) {
         char* const place = loan.scaled.emplace_back(memory.allocate(whole)).memory.get();

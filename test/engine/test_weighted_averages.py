@@ -295,6 +295,14 @@ def test_a_rank_with_weight_0_scatters_nothing_not_even_nan():
 
 
 @pytest.mark.ranks(2)
+def test_a_weight_far_below_the_others_counts_nothing():
+    tensor = np.full((100_000, 2), 4.0 * hvd.rank() + 1)
+    for _ in range(2):
+        result = hvd.reducescatter(tensor, weight=[1e-300, 1e300][hvd.rank()], name="far")
+        require_equal(result, np.full((50_000, 2), 5.0))
+
+
+@pytest.mark.ranks(2)
 def test_factors_and_compression_work_with_weights_of_reducescatter():
     tensor, weight = np.full((4, 2), 4.0 * hvd.rank(), "f4"), [3, 1][hvd.rank()]
     result = hvd.reducescatter(tensor, weight=weight, prescale_factor=0.5, postscale_factor=8.0)
