@@ -117,7 +117,7 @@ class SimulatedHosts:
             for port in [outside, *(f"port{host}" for host in hosts)]:
                 _run("ip", "-n", self._switch, "link", "set", port, "master", bridge, "up")
             _run("ip", "-n", self._switch, "link", "set", uplink, "up")
-            _run("ip", "netns", "exec", self._switch, "tc", "qdisc", "add", "dev", outside, *_limit_of(rate))
+            _limit(self._switch, outside, rate)
         with self._cable(delay_s, 0, uplinks):
             yield
 
@@ -129,12 +129,13 @@ class SimulatedHosts:
 
 
 @contextlib.contextmanager
-def simulated_hosts(count: int, rate: str | None = None) -> Iterator[SimulatedHosts]:
+def simulated_hosts(count: int, rate: str | Sequence[str] | None = None) -> Iterator[SimulatedHosts]:
     """Make `count` hosts, and remove them afterwards with all that still runs on them.
 
     Args:
         count: number of hosts, 1 to 200.
-        rate: limit of what each host sends, as `tc` writes it ("1gbit"); None is no limit.
+        rate: limit of what each host sends, as `tc` writes it ("1gbit"), or a limit for each host, of what it sends and
+            of what it receives; None is no limit.
 
     Raises:
         HostsUnavailable: not root, a program is missing, or the kernel refuses.
@@ -151,7 +152,11 @@ def simulated_hosts(count: int, rate: str | None = None) -> Iterator[SimulatedHo
         _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "bridge", "up")
         for index, name in enumerate(names):
-            _connect(switch, index, name, rate)
+            _connect(switch, index, name)
+            if rate is not None:
+                _limit(name, "eth0", rate if isinstance(rate, str) else rate[index])
+            if rate is not None and not isinstance(rate, str):
+                _limit(switch, f"port{index}", rate[index])
         for name in names:
             _write_hosts_file(name, names)
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="hosts-")))
@@ -162,7 +167,7 @@ def simulated_hosts(count: int, rate: str | None = None) -> Iterator[SimulatedHo
 
 
 @contextlib.contextmanager
-def hosts_or_skip(count: int, rate: str | None = None) -> Iterator[SimulatedHosts]:
+def hosts_or_skip(count: int, rate: str | Sequence[str] | None = None) -> Iterator[SimulatedHosts]:
     """Simulated hosts, or a skip that says why there are none."""
     with contextlib.ExitStack() as stack:
         try:
@@ -172,19 +177,18 @@ def hosts_or_skip(count: int, rate: str | None = None) -> Iterator[SimulatedHost
         yield hosts
 
 
-def _connect(switch: str, index: int, name: str, rate: str | None) -> None:
+def _connect(switch: str, index: int, name: str) -> None:
     port = f"port{index}"
     _run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
     _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
     _run("ip", "-n", name, "address", "add", f"{_address(index)}/24", "dev", "eth0")
     _run("ip", "-n", name, "link", "set", "eth0", "up")
     _run("ip", "-n", name, "link", "set", "lo", "up")
-    if rate is not None:
-        _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", *_limit_of(rate))
 
 
-def _limit_of(rate: str) -> tuple[str, ...]:
-    return ("root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms")
+def _limit(name: str, interface: str, rate: str) -> None:
+    limit = ("root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms")
+    _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", interface, *limit)
 
 
 def _address(index: int) -> str:
@@ -218,7 +222,7 @@ def _remove_stale() -> None:
             _remove(name)
 
 
-def _require_root_and_programs(rate: str | None) -> None:
+def _require_root_and_programs(rate: str | Sequence[str] | None) -> None:
     if os.geteuid() != 0:
         raise HostsUnavailable("simulated hosts need root, who may make network namespaces")
     programs = ["ip", "unshare", "hostname", *(["tc"] if rate is not None else [])]

@@ -22,6 +22,10 @@ from typing import Any
 
 from harness.hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
 
+RATE_HELP = (
+    "what a host sends, as tc writes it, such as 1gbit; or a rate for each host, for both directions of its link"
+)
+
 
 def result_of_ranks(hosts: SimulatedHosts, ranks_of_host: int, what: str, command: Sequence[str]) -> Any:
     """Run a command of Python as ranks on all hosts, with one thread in each, and return what one prints as RESULT."""
@@ -40,13 +44,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of each host (default: %(default)s)")
-    parser.add_argument("--rate", metavar="RATE", help="of each host's link, as tc writes it, such as 1gbit")
+    parser.add_argument("--rate", metavar="RATE[,RATE...]", help=RATE_HELP)
     parser.add_argument("--delay-ms", type=float, default=0, metavar="X", help="of each message, one way")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="behind --")
     arguments = parser.parse_args()
     try:
         with contextlib.ExitStack() as stack:
-            hosts = stack.enter_context(simulated_hosts(arguments.hosts, arguments.rate))
+            rate = arguments.rate.split(",") if arguments.rate and "," in arguments.rate else arguments.rate
+            hosts = stack.enter_context(simulated_hosts(arguments.hosts, rate))
             if arguments.delay_ms:
                 stack.enter_context(hosts.bad_cable(arguments.delay_ms / 1000))
             slots = ",".join(f"{name}:{arguments.ranks}" for name in hosts.names)
