@@ -593,13 +593,16 @@ def algorithms(ranks_of_hosts: Sequence[int], settings: dict[str, str]) -> list[
     Args:
         ranks_of_hosts: the number of ranks of each host.
         settings: all options, as `table.resolve` returns them.
+
+    Raises:
+        ValueError: link_rates does not have a rate for each host.
     """
     nodes = [host for host, ranks in enumerate(ranks_of_hosts) for _ in range(ranks)]
     rows = importlib.import_module("ringtrain._core").algorithms(nodes, settings)
     return [dict(zip(("operation", "from_bytes", "algorithm", "options"), row, strict=True)) for row in rows]
 
 
-def _algorithms_as_table(ranks_of_hosts: Sequence[int], rows: Sequence[Data]) -> str:
+def _algorithms_as_table(ranks_of_hosts: Sequence[int], rows: Sequence[Data], settings: dict[str, str]) -> str:
     ranks, hosts = sum(ranks_of_hosts), len(ranks_of_hosts)
     lines = [
         f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}: {','.join(map(str, ranks_of_hosts))}"
@@ -615,6 +618,11 @@ def _algorithms_as_table(ranks_of_hosts: Sequence[int], rows: Sequence[Data]) ->
     lines += [
         "",
         "Sizes are bytes of the whole array, of all that are fused, or of the longest message of an alltoall.",
+        *(
+            ["Shares of an array are chosen in init(), where rank 0 logs them."]
+            if settings["link_rates"] == "auto"
+            else []
+        ),
         "For arrays on GPUs see the options gpu_algorithm and gpu_cross_algorithm.",
     ]
     return "\n".join(lines)
@@ -664,8 +672,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_first:
             of_job = [len(node["ranks"]) for node in (report["topology"] or {"nodes": []})["nodes"]]
             ranks_of_hosts = arguments.algorithms or of_job or [report["cpu"]["cpus"]]
-            rows = algorithms(ranks_of_hosts, table.resolve({}))
-            print(json.dumps(rows, indent=2) if arguments.json else _algorithms_as_table(ranks_of_hosts, rows))
+            settings = table.resolve({})
+            try:
+                rows = algorithms(ranks_of_hosts, settings)
+            except ValueError as error:
+                parser.error(str(error))
+            print(
+                json.dumps(rows, indent=2) if arguments.json else _algorithms_as_table(ranks_of_hosts, rows, settings)
+            )
         return 0
     if is_first:
         print(json.dumps(report, indent=2) if arguments.json else as_table(report))

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
+#include <sstream>
 
 #include "base/error.h"
 
@@ -37,6 +39,12 @@ Entry text(std::string Options::* member, const char* name, const char* meaning,
 Entry steps(std::string Options::* member, const char* name, const char* meaning) {
   Entry entry = text(member, name, meaning);
   entry.info.type = "steps";
+  return entry;
+}
+
+Entry rates(std::string Options::* member, const char* name, const char* meaning) {
+  Entry entry = choice(member, name, {"off", "auto"}, meaning);
+  entry.info.type = "rates";
   return entry;
 }
 
@@ -91,6 +99,10 @@ const std::vector<Entry>& entries() {
              "tries ours and MPI's at the start and takes the faster."),
       choice(&Options::cross_algorithm, "cross_algorithm", {"auto", "ring", "doubling", "mpi", "measured"},
              "Algorithm between the nodes of a hierarchical allreduce; measured applies to short ones."),
+      rates(&Options::link_rates, "link_rates",
+            "Mbit/s of each host's link, with a comma between them, in the order of the ranks, such as 1000,1000,100; "
+            "auto measures them in init(). Arrays are then cut so that the slowest link carries least in an "
+            "allreduce; off cuts them equally."),
       choice(&Options::wire_format, "wire_format", {"none", "fp16", "bf16"},
              "In what 16-bit floats sums and averages of float32 travel between nodes, from ring_from_kb on; they are "
              "added up in float32."),
@@ -188,6 +200,7 @@ std::string range_of(const OptionInfo& info) {
     return "a number from " + plain(info.minimum) + " to " + plain(info.maximum);
   }
   if (info.type == "steps") return "steps such as 100-110";
+  if (info.type == "rates") return "off, auto or the Mbit/s of each host, from 0.001 to 1000000, such as 1000,1000,100";
   std::string text = "one of";
   for (const std::string& name : info.choices) text += " " + name;
   return text;
@@ -206,13 +219,35 @@ bool are_steps(const std::string& text) {
   return is_step(first) && is_step(last) && std::stoll(first) <= std::stoll(last);
 }
 
+// In kbit/s; nothing if the text has anything else than rates.
+std::vector<uint64_t> rates_in(const std::string& text) {
+  constexpr double kKilo = 1000, kLeast = 0.001, kMost = 1e6;
+  std::vector<uint64_t> rates;
+  std::istringstream words(text + ",");
+  for (std::string word; std::getline(words, word, ',');) {
+    const bool is_plain = !word.empty() && word.find_first_not_of("0123456789.") == std::string::npos;
+    char* end = nullptr;
+    const double rate = std::strtod(word.c_str(), &end);
+    if (!is_plain || *end != '\0' || !(rate >= kLeast && rate <= kMost)) return {};
+    rates.push_back(static_cast<uint64_t>(std::llround(rate * kKilo)));
+  }
+  return rates;
+}
+
+bool is_choice(const OptionInfo& info, const std::string& text) {
+  return std::find(info.choices.begin(), info.choices.end(), text) != info.choices.end();
+}
+
 bool fits(const OptionInfo& info, const std::string& text) {
-  if (info.type == "choice") return std::find(info.choices.begin(), info.choices.end(), text) != info.choices.end();
+  if (info.type == "choice") return is_choice(info, text);
   if (info.type == "steps") return text.empty() || are_steps(text);
+  if (info.type == "rates") return !rates_in(text).empty() || is_choice(info, text);
   return true;
 }
 
 }  // namespace
+
+std::vector<uint64_t> link_rates_of(const std::string& text) { return rates_in(text); }
 
 const std::vector<OptionInfo>& Options::table() {
   static const std::vector<OptionInfo> infos = [] {

@@ -14,10 +14,10 @@ struct OptionInfo {
   std::string name;                  // "fusion_threshold_mb"; the variable is RINGTRAIN_FUSION_THRESHOLD_MB
   std::string alias;                 // Horovod's or MXNet's variable for the same knob, or ""
   double alias_factor;               // multiplies the alias' number (Horovod counts bytes where we count megabytes)
-  std::string type;                  // "number", "choice", "steps" or "text"
+  std::string type;                  // "number", "choice", "steps", "rates" or "text"
   double default_number = 0;         // numbers only
   double minimum = 0, maximum = 0;   // numbers only
-  std::vector<std::string> choices;  // choices only; the first is the default
+  std::vector<std::string> choices;  // of choices, and the words of rates; the first is the default
   std::string meaning;
 };
 
@@ -39,6 +39,7 @@ struct Options {
   std::string shared_memory          = "auto";
   std::string allreduce_algorithm    = "auto";
   std::string cross_algorithm        = "auto";
+  std::string link_rates             = "off";
   std::string wire_format            = "none";
   std::string gpu_algorithm          = "auto";
   std::string gpu_cross_algorithm    = "nccl";
@@ -77,6 +78,9 @@ struct Options {
   // Throws Error(invalid), naming the option, its range and the value, when `text` does not fit.
   void set(const std::string& name, const std::string& text);
 };
+
+// The numbers of link_rates, in kbit/s; nothing for "off" and "auto".
+std::vector<uint64_t> link_rates_of(const std::string& text);
 
 // The options that may change while the job runs, when all ranks agree.
 struct Tuning {

@@ -12,6 +12,8 @@ struct Placement {
   std::vector<int> ranks;  // of the world, ascending
   std::vector<int> nodes;  // the node of each
   int own = 0;             // this rank's place among them
+  // kbit/s of the link of each rank's host; empty where they are alike or unknown.
+  std::vector<uint64_t> link_rates;
 
   int own_node() const { return nodes[static_cast<size_t>(own)]; }
   // Places in `ranks` of those on one node.
@@ -19,6 +21,10 @@ struct Placement {
   // This rank's place among those of its node.
   int place_on_node() const;
   std::vector<int> distinct_nodes() const;  // ascending
+  // `of_nodes`: by node; empty where they are alike or unknown.
+  void set_link_rates(const std::vector<uint64_t>& of_nodes);
+  // Of some of its ranks, each alone on its node; nothing for others, which share links.
+  std::vector<uint64_t> link_rates_of(const std::vector<int>& some) const;
   bool is_on_one_node() const { return distinct_nodes().size() == 1; }
   int fewest_ranks_on_a_node() const;
 };

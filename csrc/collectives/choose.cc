@@ -1,6 +1,8 @@
 #include "collectives/choose.h"
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "collectives/group.h"
@@ -22,12 +24,22 @@ DType wire_dtype(const Options& options) {
   return options.wire_format == "bf16" ? DType::bfloat16 : DType::float32;
 }
 
-std::shared_ptr<NetworkGroup> make_network_group(const std::string& algorithm, Endpoint peers, const Tuning& tuning,
-                                                 DType wire) {
+LinkRates given_link_rates(const Options& options, size_t nodes) {
+  LinkRates rates = link_rates_of(options.link_rates);
+  if (!rates.empty() && rates.size() != nodes)
+    throw invalid("link_rates=" + options.link_rates + " is for " + std::to_string(rates.size()) +
+                  " hosts, but the ranks are on " + std::to_string(nodes) +
+                  "; give a rate for each host, or take link_rates=auto, which also fits jobs whose hosts change");
+  const bool are_alike = std::adjacent_find(rates.begin(), rates.end(), std::not_equal_to<>()) == rates.end();
+  return are_alike ? LinkRates() : rates;
+}
+
+std::shared_ptr<NetworkGroup> make_network_group(Endpoint peers, const Tuning& tuning,
+                                                 const NetworkGroup::Setup& setup) {
   Network& network = peers.network();
-  auto group = std::make_shared<NetworkGroup>(std::move(peers), algorithm, tuning, wire);
+  auto group = std::make_shared<NetworkGroup>(std::move(peers), tuning, setup);
   const Network::Lending lending(&network, group);
-  if (algorithm == "measured") group->measure();
+  if (setup.algorithm == "measured") group->measure();
   return group;
 }
 
@@ -42,7 +54,8 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
   if (memory.mailboxes.data() && placement.is_on_one_node())
     return make_node_group(placement, tuning, std::move(memory), watch);
   const auto connect = [&](const std::string& algorithm, const std::vector<int>& ranks, int own) {
-    return make_network_group(algorithm, Endpoint(*network, ranks, own, tag, &watch), tuning, wire_dtype(options));
+    return make_network_group(Endpoint(*network, ranks, own, tag, &watch), tuning,
+                              {algorithm, wire_dtype(options), placement.link_rates_of(ranks)});
   };
   auto flat = connect(options.allreduce_algorithm, placement.ranks, placement.own);
   if (!memory.mailboxes.data()) return flat;
@@ -67,14 +80,21 @@ AlgorithmChoices choices_for(const Placement& placement, const Options& options,
   if (placement.ranks.size() == 1) return {};
   const bool shares_memory = wants_shared_memory(placement, options);
   if (shares_memory && placement.is_on_one_node()) return ShmGroup::choices();
-  const DType wire = wire_dtype(options);
-  const auto flat = NetworkGroup::choices(options.allreduce_algorithm, tuning, placement.ranks.size(), wire);
+  const auto setup_of = [&](const std::string& algorithm, const std::vector<int>& ranks) {
+    return NetworkGroup::Setup{algorithm, wire_dtype(options), placement.link_rates_of(ranks)};
+  };
+  const auto flat =
+      NetworkGroup::choices(setup_of(options.allreduce_algorithm, placement.ranks), tuning, placement.ranks.size());
   if (!shares_memory) return flat;
   const std::vector<int> nodes = placement.distinct_nodes();
   const int lanes = placement.fewest_ranks_on_a_node();
   const bool is_even = static_cast<size_t>(lanes) * nodes.size() == placement.ranks.size();
-  const auto cross = NetworkGroup::choices(options.cross_algorithm, tuning, nodes.size(), wire);
-  return HierarchicalGroup::choices(lanes, is_even, options.cross_algorithm != "mpi", cross, flat);
+  std::vector<int> leaders;
+  for (const int node : nodes) leaders.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node).front())]);
+  const NetworkGroup::Setup cross = setup_of(options.cross_algorithm, leaders);
+  return HierarchicalGroup::choices(
+      lanes, is_even, options.cross_algorithm != "mpi",
+      {NetworkGroup::choices(cross, tuning, nodes.size()), flat, cross.shares_text(nodes.size())});
 }
 
 }  // namespace ringtrain

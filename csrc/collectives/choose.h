@@ -10,6 +10,7 @@
 #include "base/wait.h"
 #include "collectives/group.h"
 #include "collectives/network/network_group.h"
+#include "collectives/network/shares.h"
 #include "collectives/shm/shm_group.h"
 #include "network/endpoint.h"
 
@@ -21,9 +22,13 @@ bool wants_shared_memory(const Placement& placement, const Options& options);
 // In what long sums of float32 travel.
 DType wire_dtype(const Options& options);
 
+// The rates of each of so many nodes that link_rates gives; nothing where it is a word, or all are alike. Throws
+// Error(invalid) where it does not give as many.
+LinkRates given_link_rates(const Options& options, size_t nodes);
+
 // Between ranks that share no memory, or are not to use it. Arguments as those of NetworkGroup.
-std::shared_ptr<NetworkGroup> make_network_group(const std::string& algorithm, Endpoint peers, const Tuning& tuning,
-                                                 DType wire);
+std::shared_ptr<NetworkGroup> make_network_group(Endpoint peers, const Tuning& tuning,
+                                                 const NetworkGroup::Setup& setup);
 
 // `memory`: shared by this rank's node; without mailboxes when there are none, which then holds on all nodes.
 // `network`: null when the placement is a single rank. `tag`: keeps the messages of this process set apart. `tuning`

@@ -87,6 +87,7 @@ std::vector<std::tuple<std::string, size_t, std::string, std::string>> algorithm
   Placement placement;
   placement.nodes = nodes;
   for (size_t rank = 0; rank < nodes.size(); ++rank) placement.ranks.push_back(static_cast<int>(rank));
+  placement.set_link_rates(given_link_rates(options, placement.distinct_nodes().size()));
   std::vector<std::tuple<std::string, size_t, std::string, std::string>> rows;
   for (AlgorithmChoice& choice : choices_for(placement, options, tuning_of(options)))
     rows.emplace_back(std::move(choice.operation), choice.from_bytes, std::move(choice.algorithm),

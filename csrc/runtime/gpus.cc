@@ -80,7 +80,8 @@ std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& p
     ranks.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node)[static_cast<size_t>(seat.color)])]);
   const int tag = kFirstGroupTag + process_set % kGroupTags;
   const auto peers = [&] { return Endpoint(*fabric_.network(), ranks, seat.place, tag, &watch_); };
-  auto host = make_network_group(options_.cross_algorithm, peers(), tuning_, wire_dtype(options_));
+  auto host = make_network_group(peers(), tuning_,
+                                 {options_.cross_algorithm, wire_dtype(options_), placement.link_rates_of(ranks)});
   if (options_.gpu_cross_algorithm == "mpi")
     return std::make_unique<StagedGroup>(std::move(host), tensors_->relay(), false);
   const LibraryCollectives* const library = fabric_.network()->collectives();
@@ -229,7 +230,7 @@ const std::string& Gpus::open(int process_set) {
   const auto known = troubles_.find(process_set);
   if (known != troubles_.end()) return known->second;
   if (!has_met_) meet();
-  const Placement placement = world_.place(sets_.membership().ranks(process_set));
+  const Placement placement = sets_.place(process_set);
   const GpuChoice choice = choose_gpu_way(placement, facts_, options_);
   std::string& trouble = troubles_[process_set];
   if (choice.way == GpuWay::none) {

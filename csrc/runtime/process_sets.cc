@@ -1,17 +1,37 @@
 #include "runtime/process_sets.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
+#include "base/bytes.h"
+#include "base/log.h"
 #include "collectives/choose.h"
+#include "collectives/network/link_rates.h"
 #include "collectives/shm/shm_group.h"
 #include "network/network.h"
 #include "runtime/fabric.h"
 
 namespace ringtrain {
 
+namespace {
+
+std::string text_of(const LinkRates& rates) {
+  constexpr uint64_t kKilo = 1000;
+  if (rates.empty()) return "the links of all hosts are about as fast, so each has an equal share of an array";
+  std::string text;
+  for (const uint64_t rate : rates) text += (text.empty() ? "" : ", ") + std::to_string((rate + kKilo / 2) / kKilo);
+  const Shares shares = Shares::of_ring(rates);
+  return "the links of the hosts have " + text + " Mbit/s; in a ring they own " +
+         (shares.are_equal() ? "equal shares" : shares.text()) + " of an array";
+}
+
+}  // namespace
+
 ProcessSets::ProcessSets(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric)
     : world_(world), options_(options), tuning_(tuning), fabric_(fabric), membership_(world.size()) {
   try {
+    link_rates_ = find_link_rates();
     open(0);
   } catch (const Error& error) {
     fabric_.say_last_words(error.kind(), error.what());
@@ -19,8 +39,38 @@ ProcessSets::ProcessSets(const World& world, const Options& options, const Tunin
   }
 }
 
+Placement ProcessSets::place(int id) const {
+  Placement placement = world_.place(membership_.ranks(id));
+  placement.set_link_rates(link_rates_);
+  return placement;
+}
+
+LinkRates ProcessSets::find_link_rates() {
+  const Placement placement = place(0);
+  const size_t nodes = placement.distinct_nodes().size();
+  if (options_.link_rates == "auto") return nodes > 2 ? measure_links(placement) : LinkRates();
+  return given_link_rates(options_, nodes);
+}
+
+LinkRates ProcessSets::measure_links(const Placement& placement) {
+  std::vector<int> leaders;
+  for (const int node : placement.distinct_nodes())
+    leaders.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node).front())]);
+  LinkRates rates;
+  if (placement.place_on_node() == 0) {
+    Endpoint peers(*fabric_.network(), leaders, placement.own_node(), kFirstGroupTag, &fabric_.watch());
+    rates = measure_link_rates(std::move(peers), tuning_);
+  }
+  Writer writer;
+  writer.put(rates);
+  const Bytes bytes = fabric_.channel().broadcast(writer.take());
+  Reader(bytes).get(rates);
+  if (world_.rank == 0) inform("link_rates=auto: " + text_of(rates));
+  return rates;
+}
+
 void ProcessSets::open(int id) {
-  const Placement placement = world_.place(membership_.ranks(id));
+  const Placement placement = place(id);
   NodeMemory memory = share_memory(id, placement);
   if (placement.own < 0) return;
   const int tag = kFirstGroupTag + id % kGroupTags;

@@ -8,6 +8,7 @@
 #include "base/options.h"
 #include "base/thread_annotations.h"
 #include "collectives/group.h"
+#include "collectives/network/shares.h"
 #include "collectives/shm/shm_group.h"
 #include "coordination/membership.h"
 #include "runtime/fabric.h"
@@ -28,6 +29,8 @@ class ProcessSets {
   void leave() REQUIRES(turn);
 
   Membership& membership() { return membership_; }
+  // Where the ranks of a set are, and how fast the links of their hosts.
+  Placement place(int id) const;
   bool contains_this_rank(int id) const { return groups_.count(id) != 0; }
   Group& group(int id) { return *groups_.at(id); }
   std::shared_ptr<Group> shared_group(int id) { return groups_.at(id); }
@@ -38,6 +41,9 @@ class ProcessSets {
   }
 
  private:
+  // Returns the rates of link_rates by node, measured now for auto; nothing if all are alike. All ranks of the world.
+  LinkRates find_link_rates();
+  LinkRates measure_links(const Placement& placement);
   // All ranks of the world call this, too. Without mailboxes where they are of no use or cannot be had.
   NodeMemory share_memory(int id, const Placement& placement);
 
@@ -46,6 +52,7 @@ class ProcessSets {
   const Tuning& tuning_;
   Fabric& fabric_;
   Membership membership_;
+  LinkRates link_rates_;                          // of each node
   std::map<int, std::shared_ptr<Group>> groups_;  // of the sets that this rank belongs to
 };
 

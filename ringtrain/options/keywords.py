@@ -27,6 +27,7 @@ class Options(TypedDict, total=False):
     shared_memory: Literal["auto", "off"]
     allreduce_algorithm: Literal["auto", "ring", "doubling", "mpi", "measured"]
     cross_algorithm: Literal["auto", "ring", "doubling", "mpi", "measured"]
+    link_rates: str
     wire_format: Literal["none", "fp16", "bf16"]
     gpu_algorithm: Literal["auto", "nccl", "hierarchical", "staged"]
     gpu_cross_algorithm: Literal["nccl", "mpi", "cuda_aware_mpi"]

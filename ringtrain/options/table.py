@@ -17,7 +17,8 @@ from ringtrain.options import horovod_variables
 
 
 class Option(NamedTuple):
-    """One row of the table: numbers have a range, choices a list whose first element is the default, others neither."""
+    """One row of the table: numbers have a range, choices a list whose first element is the default, rates a list of
+    words of which the first is the default, others neither."""
 
     name: str
     alias: str
@@ -37,7 +38,11 @@ class Option(NamedTuple):
 
 # asks Horovod for a timeline that start_timeline begins, which needs no asking here
 _NO_FILE_YET = ("HOROVOD_TIMELINE", "DYNAMIC")
-_RANGES_IN_WORDS = {"steps": "steps such as 100-110", "text": "any text"}
+_RANGES_IN_WORDS = {
+    "steps": "steps such as 100-110",
+    "rates": "off, auto, or numbers such as 1000,1000,100",
+    "text": "any text",
+}
 TABLE = [Option(**row) for row in _core.option_table()]
 
 
@@ -191,7 +196,7 @@ def markdown() -> str:
         elif option.type == "choice":
             default, values = str(option.default), ", ".join(option.choices)
         else:
-            default, values = "none", _RANGES_IN_WORDS[option.type]
+            default, values = str(option.default) or "none", _RANGES_IN_WORDS[option.type]
         alias = f"`{option.alias}`" if option.alias else ""
         lines.append(f"| `{option.name}` | {default} | {values} | {alias} | {option.meaning} |")
     return "\n".join(lines) + "\n"
@@ -225,7 +230,7 @@ def _type_of(option: Option) -> str:
         return "str | PathLike[str]"
     if option.is_switch:
         return 'bool | Literal["on", "off"]'
-    if not option.choices:
+    if option.type == "rates" or not option.choices:
         return "str"
     words = [choice for choice in option.choices if not choice.isdecimal()]
     of_words = f"Literal[{', '.join(map(json.dumps, words))}]"

@@ -253,9 +253,11 @@ def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
     elif option.type == "number":
         group.add_argument(*flags, type=_number_within(option), metavar="NUMBER", help=help_text)
     elif option.type == "steps":
-        group.add_argument(
-            *flags, type=_steps_for(option), metavar="FIRST-LAST", help=option.meaning.replace("%", "%%")
-        )
+        check = _checked(option, "steps such as 100-110")
+        group.add_argument(*flags, type=check, metavar="FIRST-LAST", help=option.meaning.replace("%", "%%"))
+    elif option.type == "rates":
+        check = _checked(option, "off, auto, or the Mbit/s of each host, such as 1000,1000,100")
+        group.add_argument(*flags, type=check, metavar="RATES", help=help_text)
     else:
         group.add_argument(*flags, metavar="TEXT", help=option.meaning.replace("%", "%%"))
 
@@ -276,8 +278,8 @@ def _number_within(option: Option) -> Callable[[str], str]:
     return check
 
 
-def _steps_for(option: Option) -> Callable[[str], str]:
-    """The core knows what steps are; no text at all would be all of them, which is said by leaving the flag out."""
+def _checked(option: Option, what: str) -> Callable[[str], str]:
+    """The core knows what fits; an empty text is the default, for which the flag is left out."""
 
     def check(text: str) -> str:
         try:
@@ -286,7 +288,7 @@ def _steps_for(option: Option) -> Callable[[str], str]:
         except ValueError:
             is_right = False
         if not is_right:
-            raise argparse.ArgumentTypeError(f'must be steps such as 100-110, not "{text}"')
+            raise argparse.ArgumentTypeError(f'must be {what}, not "{text}"')
         return text
 
     return check

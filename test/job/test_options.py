@@ -103,6 +103,8 @@ def test_every_range_has_its_ends(option):
         inside, outside = ["", "anything"], []
     elif option.type == "steps":
         inside, outside = ["", "5", "0-3", "10-10"], ["foo", "3-", "4-3", "-1", "1-2-3", " 1", "1" * 30]
+    elif option.type == "rates":
+        inside, outside = ["off", "auto", "1", "0.001,1000000,2.5"], ["", "on", "0.0001", "1000001", "1,", "1,auto"]
     elif option.type == "choice":
         inside, outside = option.choices, ["", "none of them"]
     else:

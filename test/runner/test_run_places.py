@@ -212,7 +212,8 @@ def test_a_bad_config_file_is_refused(tmp_path: Path, content: str | None, messa
 
 def test_every_option_is_a_flag() -> None:
     for option in table.TABLE:
-        value = {"number": f"{option.default}", "choice": option.choices[-1] if option.choices else "", "steps": "5-7"}
+        choice = option.choices[-1] if option.choices else ""
+        value = {"number": f"{option.default}", "choice": choice, "steps": "5-7", "rates": "1000,100"}
         text = value.get(option.type, "some/path")
         name = option.name.replace("_", "-")
         words = [f"--{name}"] if sorted(option.choices) == ["off", "on"] else [f"--{name}", text]

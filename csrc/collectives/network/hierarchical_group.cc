@@ -175,7 +175,7 @@ HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts,
   std::vector<Block> slices;
   for (size_t k = 0; k < blocks_.size(); ++k) {
     const Slice own = slice(k);
-    slices.push_back({own.source, own.destination, even_slices(own.count, parts.nodes())});
+    slices.push_back({own.source, own.destination, parts.cross->slices(reduction, own.count)});
   }
   stream_ = parts.cross->stream(reduction, dtype_, std::move(slices));
 }
@@ -239,15 +239,14 @@ Counts HierarchicalGroup::Parts::of_own_lane(const Counts& counts) const {
   return own;
 }
 
-AlgorithmChoices HierarchicalGroup::choices(int lanes, bool is_even, bool may_overlap, const AlgorithmChoices& cross,
-                                            const AlgorithmChoices& flat) {
+AlgorithmChoices HierarchicalGroup::choices(int lanes, bool is_even, bool may_overlap, const PartChoices& parts) {
   const std::string none = "allreduce_algorithm=ring for no hierarchy";
   // 16-bit floats are widened inside a host.
   const auto is_widened = [](const AlgorithmChoice& choice) {
     return choice.operation.find(NetworkGroup::of_16_bit_floats) != std::string::npos;
   };
   AlgorithmChoices all;
-  for (const AlgorithmChoice& choice : cross) {
+  for (const AlgorithmChoice& choice : parts.cross) {
     const bool is_by_rank = choice.operation == "allgather" || choice.operation == "reducescatter";
     if (choice.operation == "alltoall" || (is_by_rank && !is_even) || is_widened(choice)) continue;
     // Each lane has its share of the array but in a broadcast, where one lane has all of it.
@@ -260,10 +259,10 @@ AlgorithmChoices HierarchicalGroup::choices(int lanes, bool is_even, bool may_ov
   }
   if (may_overlap)
     all.push_back({"allreduce", kOverlapFromBytes,
-                   "shared memory in each host, and at the same time a ring between hosts",
-                   "cross_algorithm=mpi for one after the other; " + none});
+                   "shared memory in each host, and at the same time a ring between hosts" + parts.shares,
+                   "link_rates; cross_algorithm=mpi for one after the other; " + none});
   if (is_even) all.push_back({"alltoall", 0, "one message for each pair of hosts, through shared memory", ""});
-  for (const AlgorithmChoice& choice : flat) {
+  for (const AlgorithmChoice& choice : parts.flat) {
     const bool is_by_rank =
         choice.operation.rfind("allgather", 0) == 0 || choice.operation.rfind("reducescatter", 0) == 0;
     if (choice.operation == "alltoall")

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -47,9 +48,12 @@ class HierarchicalGroup final : public Group {
   HierarchicalGroup(Parts parts, std::shared_ptr<Group> flat)
       : Group(flat->rank(), flat->size()), parts_(std::move(parts)), flat_(std::move(flat)) {}
   const char* name() const override { return "hierarchical"; }
-  // `cross`, `flat`: those of its parts.
-  static AlgorithmChoices choices(int lanes, bool is_even, bool may_overlap, const AlgorithmChoices& cross,
-                                  const AlgorithmChoices& flat);
+  // Of its parts.
+  struct PartChoices {
+    AlgorithmChoices cross, flat;
+    std::string shares;  // NetworkGroup::Setup::shares_text() of `cross`
+  };
+  static AlgorithmChoices choices(int lanes, bool is_even, bool may_overlap, const PartChoices& parts);
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;

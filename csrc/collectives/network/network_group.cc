@@ -43,9 +43,7 @@ std::unique_ptr<Pipeline> NetworkGroup::pipeline(Phases phases, const Reduction&
   size_t longest = 0;
   for (const Block& block : blocks)
     longest = std::max(longest, *std::max_element(block.counts.begin(), block.counts.end()));
-  const bool is_narrowed =
-      phases == Phases::both && is_half(wire_) && reduction.dtype == DType::float32 && reduction.reduce == Reduce::sum;
-  if (is_narrowed) {
+  if (phases == Phases::both && is_narrowed(reduction)) {
     const size_t chunk = chunk_elements(longest, size_of(wire_));
     Blocks cut(std::move(blocks), {sizeof(float), sizeof(float)}, chunk);
     char* slots = slots_.get(NarrowExchange::slots_bytes(peers_, chunk));
@@ -61,6 +59,15 @@ std::unique_ptr<Pipeline> NetworkGroup::pipeline(Phases phases, const Reduction&
   }
   char* slots = slots_.get(Ring::slots_bytes(chunk * bytes));
   return std::make_unique<Ring>(peers_, phases, reduction, std::move(cut), slots);
+}
+
+bool NetworkGroup::is_narrowed(const Reduction& reduction) const {
+  return is_half(wire_) && reduction.dtype == DType::float32 && reduction.reduce == Reduce::sum;
+}
+
+Counts NetworkGroup::slices(const Reduction& reduction, size_t count) const {
+  const bool is_exchanged = is_half(reduction.dtype) || is_narrowed(reduction);
+  return (is_exchanged ? exchange_shares_ : ring_shares_).slices(count);
 }
 
 void NetworkGroup::run_ring(Phases phases, const Reduction& reduction, std::vector<Block> blocks) {
@@ -83,10 +90,11 @@ NetworkGroup::Ways NetworkGroup::Ways::of(const std::string& algorithm) {
 
 const char* const NetworkGroup::of_16_bit_floats = " of 16-bit floats";
 
-AlgorithmChoices NetworkGroup::choices(const std::string& algorithm, const Tuning& tuning, size_t size, DType wire) {
-  const Ways ways = Ways::of(algorithm);
+AlgorithmChoices NetworkGroup::choices(const Setup& setup, const Tuning& tuning, size_t size) {
+  const Ways ways = Ways::of(setup.algorithm);
+  const DType wire = setup.wire;
   const auto name = [&](const std::string& operation, Way way) -> std::string {
-    const std::string measured = algorithm == "measured" ? ", or that of MPI if it was faster at the start" : "";
+    const std::string measured = setup.algorithm == "measured" ? ", or that of MPI if it was faster at the start" : "";
     if (way == Way::library) return "that of MPI; a ring for what MPI cannot reduce";
     if (way == Way::doubling) return (operation == "allreduce" ? "recursive doubling" : "recursive halving") + measured;
     return "ring" + measured;
@@ -98,10 +106,15 @@ AlgorithmChoices NetworkGroup::choices(const std::string& algorithm, const Tunin
   AlgorithmChoices all;
   for (const std::string operation : {"allreduce", "reducescatter"}) {
     const bool may_be_narrow = operation == "allreduce" && ways.large == Way::ring;
+    const std::string of_shares = may_be_narrow ? ", link_rates" : "";
     if (large > 0) all.push_back({operation, 0, name(operation, ways.small), options});
-    all.push_back({operation, large, name(operation, ways.large) + (may_be_narrow ? travels : ""),
-                   options + (may_be_narrow ? ", wire_format" : "")});
-    if (ways.large == Way::ring) all.push_back({operation + of_16_bit_floats, large, exchange, options});
+    all.push_back({operation, large,
+                   name(operation, ways.large) + (may_be_narrow ? setup.shares_text(size) + travels : ""),
+                   options + of_shares + (may_be_narrow ? ", wire_format" : "")});
+    if (ways.large != Way::ring) continue;
+    const Setup narrow = {setup.algorithm, DType::float16, setup.rates};
+    all.push_back({operation + of_16_bit_floats, large, exchange + (may_be_narrow ? narrow.shares_text(size) : ""),
+                   options + of_shares});
   }
   const bool has_short = ways.has_short_moves();
   if (has_short) all.push_back({"allgather", 0, "recursive doubling", "allreduce_algorithm=ring"});
@@ -112,14 +125,16 @@ AlgorithmChoices NetworkGroup::choices(const std::string& algorithm, const Tunin
   return all;
 }
 
-NetworkGroup::NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning, DType wire)
+NetworkGroup::NetworkGroup(Endpoint peers, const Tuning& tuning, const Setup& setup)
     : Group(peers.rank(), peers.size()),
       peers_(std::move(peers)),
       tuning_(tuning),
-      wire_(wire),
-      ways_(Ways::of(algorithm)) {
-  const bool may_be_library = algorithm == "measured" && peers_.network().collectives();
-  if (algorithm == "mpi" || may_be_library) library_.emplace(peers_);
+      wire_(setup.wire),
+      ring_shares_(setup.ring_shares(static_cast<size_t>(size()))),
+      exchange_shares_(setup.exchange_shares(static_cast<size_t>(size()))),
+      ways_(Ways::of(setup.algorithm)) {
+  const bool may_be_library = setup.algorithm == "measured" && peers_.network().collectives();
+  if (setup.algorithm == "mpi" || may_be_library) library_.emplace(peers_);
 }
 
 void NetworkGroup::measure() {
@@ -176,7 +191,7 @@ void NetworkGroup::reduce_by_ring(const Reduction& reduction, const std::vector<
   for (const Piece& array : arrays)
     for_each_part(array.count, block_elements(reduction.dtype), [&](size_t begin, size_t count) {
       blocks.push_back({static_cast<const char*>(array.source) + begin * element,
-                        static_cast<char*>(array.destination) + begin * element, even_slices(count, size())});
+                        static_cast<char*>(array.destination) + begin * element, slices(reduction, count)});
     });
   run_ring(Phases::both, reduction, std::move(blocks));
 }

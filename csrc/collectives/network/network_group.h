@@ -11,20 +11,36 @@
 #include "collectives/group.h"
 #include "collectives/network/library.h"
 #include "collectives/network/pipeline.h"
+#include "collectives/network/shares.h"
 #include "network/endpoint.h"
 
 namespace ringtrain {
 
 class NetworkGroup final : public Group {
  public:
-  // The order of `peers` is that of the ring. `algorithm`: as the option allreduce_algorithm. `tuning`, which all ranks
-  // may change between operations, outlives this. `wire`: in what dtype long sums of float32 travel. All of the peers
-  // construct it at the same time.
-  NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning, DType wire = DType::float32);
+  // How its sums travel.
+  struct Setup {
+    std::string algorithm;        // as the option allreduce_algorithm
+    DType wire = DType::float32;  // in which long sums of float32 travel
+    LinkRates rates;              // of each rank
+
+    Shares ring_shares(size_t ranks) const { return rates.empty() ? Shares::equal(ranks) : Shares::of_ring(rates); }
+    Shares exchange_shares(size_t ranks) const {
+      return rates.empty() ? Shares::equal(ranks) : Shares::of_exchange(rates);
+    }
+    // Which ranks own how much of a long sum of float32, for AlgorithmChoice; empty if equal.
+    std::string shares_text(size_t ranks) const {
+      const Shares shares = is_half(wire) ? exchange_shares(ranks) : ring_shares(ranks);
+      return shares.are_equal() ? "" : "; of an array these own " + shares.text();
+    }
+  };
+  // The order of `peers` is that of the ring. `tuning`, which all ranks may change between operations, outlives this.
+  // All of the peers construct it at the same time.
+  NetworkGroup(Endpoint peers, const Tuning& tuning, const Setup& setup);
   const char* name() const override { return "network"; }
   // Of a Group of so many ranks. Arguments as above. Operations that differ for 16-bit floats have a choice that says
   // so.
-  static AlgorithmChoices choices(const std::string& algorithm, const Tuning& tuning, size_t size, DType wire);
+  static AlgorithmChoices choices(const Setup& setup, const Tuning& tuning, size_t size);
   static const char* const of_16_bit_floats;
 
   // Tries the library, and takes it for what it is clearly faster at. All ranks at the same time.
@@ -41,6 +57,8 @@ class NetworkGroup final : public Group {
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override;
 
+  // The slices in which allreduces are fastest here.
+  Counts slices(const Reduction& reduction, size_t count) const;
   // An allreduce of blocks that come one by one: release() each of them on the Stream. One at a time. Sources are of
   // the reduction's dtype, or float32 where that is a 16-bit float.
   std::unique_ptr<Stream> stream(const Reduction& reduction, DType source_dtype, std::vector<Block> blocks);
@@ -55,6 +73,8 @@ class NetworkGroup final : public Group {
     bool has_short_moves() const { return small != Way::ring; }
   };
 
+  // Whether this travels in 16 bits, though it is not of such.
+  bool is_narrowed(const Reduction& reduction) const;
   Way way_for(const Reduction& reduction, size_t count) const;
   bool is_library_clearly_faster(size_t bytes, Way other);
   void reduce_arrays(Way way, const Reduction& reduction, const std::vector<Piece>& arrays);
@@ -70,6 +90,7 @@ class NetworkGroup final : public Group {
   Endpoint peers_;
   const Tuning& tuning_;
   const DType wire_;
+  const Shares ring_shares_, exchange_shares_;
   Ways ways_;
   std::optional<Library> library_;  // where it may be a way
   Scratch packed_, slots_, mine_, theirs_, whole_;
