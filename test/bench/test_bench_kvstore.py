@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.hosts import hosts_or_skip
 
 from ringtrain import bench
 from ringtrain.bench import cli, results
@@ -63,20 +64,50 @@ def test_updates_are_measured_beside_a_parameter_server(tmp_path):
     assert "102.2 MB float32, dist_sync, sgd, 2 workers" in printed
 
 
-@pytest.mark.slow
-def test_jobs_are_measured_from_outside_beside_what_they_are_to_hold(tmp_path):
-    words = ["kvstore-job", "--rounds", "1", "--seconds", "0.2", "--json", str(tmp_path / "result.json")]
+def measure_job(words, folder):
+    """Run `measure kvstore-job` for one round; return its rows by what they are of, and what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "measure", *words], cwd=ROOT / "test", capture_output=True, text=True, timeout=TIMEOUT_S
+        [sys.executable, "-m", "measure", "kvstore-job", "--rounds", "1", "--json", str(folder / "job.json"), *words],
+        check=False,
+        cwd=ROOT / "test",
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row.key["part"]: row for row in results.load(str(tmp_path / "result.json")).rows}
+    rows = results.load(str(folder / "job.json")).rows
+    return {" of ".join(row.key[name] for name in ("part", "of") if name in row.key): row for row in rows}, done.stdout
+
+
+@pytest.mark.slow
+def test_jobs_are_measured_from_outside_beside_what_they_are_to_hold(tmp_path):
+    rows, _ = measure_job(["--seconds", "0.2", "--hot-workers", "1,3", "--hot-bytes", "1M"], tmp_path)
+    rows["round"] = rows.pop("round of resnet50")
+    assert sorted(rows) == ["cost", "hot", "round", "straggler"]
     assert rows["round"].competitors() == [f"ringtrain, {way}" for way in OWN[:3]]
     assert all(one["round_s"] > 0 for one in rows["round"].rounds[0].values.values())
     cost, straggler = (rows[part].rounds[0].values["ringtrain"] for part in ("cost", "straggler"))
     assert 0 < cost["start_s"] < 60 and cost["all_bytes"] > 2 * 102e6 and cost["server_bytes"] > 0
     assert straggler["kept"] == straggler["late"] / straggler["alone"]
-    assert rows["hot"].competitors() == ["1 server of 1 thread, 4 workers", "2 servers of 2 threads, 4 workers"]
+    assert rows["hot"].competitors() == ["ringtrain, 1 worker", "ringtrain, 3 workers"]
+    for one in rows["hot"].rounds[0].values.values():
+        assert one["of_own"] == one["hot"] / one["own"] and one["hot_processor_s"] > 0 and one["own_processor_s"] > 0
+
+
+@pytest.mark.slow
+def test_jobs_on_simulated_hosts_are_measured_with_keys_of_some_sizes(tmp_path):
+    with hosts_or_skip(1):
+        pass
+    words = ["--parts", "round", "--simulated-hosts", "2", "--rate", "1gbit", "--tcp", "--sizes", "4,1M"]
+    rows, printed = measure_job([*words, "--option", "kv_threads=1"], tmp_path)
+    assert list(rows) == ["round of resnet50", "round of 4 bytes", "round of 1048576 bytes"]
+    for row in rows.values():
+        assert row.competitors() == [f"ringtrain, {way}" for way in OWN[:3]]
+        for one in row.rounds[0].values.values():
+            assert one["round_s"] > 0 and one["processor_s"] >= one["thread_s"] > 0
+    # The 51 MB that a worker pulls over the other host's link take 0.4 s.
+    assert min(one["round_s"] for one in rows["round of resnet50"].rounds[0].values.values()) > 0.3
+    assert "round: 1048576 bytes: dist_async, 2 servers" in printed
 
 
 def test_ranks_that_become_servers_are_refused(tmp_path):

@@ -67,6 +67,10 @@ class SimulatedHosts:
         on_host = ["ip", "netns", "exec", name, "unshare", "--uts"]
         return [*on_host, "sh", "-c", 'hostname "$0" && exec "$@"', name, *command]
 
+    def address(self, host: int) -> str:
+        """Where the others reach the host of that index."""
+        return _address(host)
+
     def run_on(self, host: int, *command: str) -> None:
         """Run a command such as `ip link set eth0 down` there. Raises HostsUnavailable if it fails."""
         _run("ip", "netns", "exec", self.names[host], *command)

@@ -6,6 +6,7 @@ It prints what it has to say as lines of JSON.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import sys
@@ -20,14 +21,16 @@ from ringtrain.bench.rounds import Array
 
 LATE_S = 0.05
 _ROUNDS_BEFORE_READY = 3
-_ROUNDS = 5
-_HOT_BYTES = 8 << 20
+# So many bytes of one key are pushed, in at least and at most so many rounds.
+_ROUNDS, _MOST_ROUNDS, _BYTES = 5, 200, 64 << 20
+_KEYS_BESIDE = 160
 
 
 class Store(Protocol):
     """Weights under SGD with momentum, on servers."""
 
     rank: int
+    num_workers: int
 
     def init(self, arrays: Sequence[Array]) -> None:
         """All workers give the first weights."""
@@ -35,8 +38,8 @@ class Store(Protocol):
     def round(self, keys: Sequence[int]) -> None:
         """Push the gradients of these keys, and pull the weights."""
 
-    def ways(self) -> dict[str, Callable[[], None]]:
-        """Each that there is to push all gradients and pull all weights."""
+    def ways(self, keys: Sequence[int]) -> dict[str, Callable[[], None]]:
+        """Each that there is to push the gradients of these keys and pull the weights."""
 
     def barrier(self) -> None:
         """Of all workers."""
@@ -50,7 +53,7 @@ class OwnStore:
 
         self._store = kvstore.create(kind)
         self._store.set_optimizer("sgd", **SGD)
-        self.rank = self._store.rank
+        self.rank, self.num_workers = self._store.rank, self._store.num_workers
 
     def init(self, arrays: Sequence[Array]) -> None:
         self._gradients = [np.ones_like(one) for one in arrays]
@@ -61,12 +64,13 @@ class OwnStore:
         gradients, weights = ([of[key] for key in keys] for of in (self._gradients, self._weights))
         self._store.pushpull(list(keys), gradients, out=weights)
 
-    def ways(self) -> dict[str, Callable[[], None]]:
-        keys = list(range(len(self._weights)))
+    def ways(self, keys: Sequence[int]) -> dict[str, Callable[[], None]]:
+        names = list(keys)
+        gradients, weights = ([of[key] for key in keys] for of in (self._gradients, self._weights))
 
         def push_and_pull(copy: bool) -> None:
-            self._store.push(keys, self._gradients, copy=copy)
-            self._store.pull(keys, out=self._weights)
+            self._store.push(names, gradients, copy=copy)
+            self._store.pull(names, out=weights)
 
         return {
             "pushpull": lambda: self.round(keys),
@@ -85,6 +89,8 @@ def main() -> None:
     parser.add_argument("--type", default="dist_async")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--sizes", default="")
+    parser.add_argument("--hot-bytes", type=int, default=8 << 20)
     arguments = parser.parse_args()
     make: Callable[[str], Store] = (
         OwnStore
@@ -109,19 +115,25 @@ def _cost(store: Store, arguments: argparse.Namespace) -> None:
 
 
 def _round(store: Store, arguments: argparse.Namespace) -> None:
-    """How long a round of all keys takes each way, in seconds, while all workers do the same."""
-    store.init(_weights_of(arguments.model))
-    seconds = {}
-    for name, run in store.ways().items():
-        for _ in range(_ROUNDS_BEFORE_READY):
-            run()
-        store.barrier()
-        begin = time.perf_counter()
-        for _ in range(_ROUNDS):
-            run()
-        seconds[name] = (time.perf_counter() - begin) / _ROUNDS
+    """How long a round takes each way, in seconds, while all do the same: of the model, and of a key of each size."""
+    of_model = _weights_of(arguments.model)
+    sizes = [int(text) for text in arguments.sizes.split(",") if text]
+    store.init([*of_model, *(np.zeros(size // 4, np.float32) for size in sizes)])
+    stretches = {arguments.model: (list(range(len(of_model))), _ROUNDS)}
+    for key, size in enumerate(sizes, len(of_model)):
+        stretches[f"{size} bytes"] = ([key], max(_ROUNDS, min(_MOST_ROUNDS, _BYTES // size)))
+    for of, (keys, rounds) in stretches.items():
+        for way, run in store.ways(keys).items():
+            for _ in range(_ROUNDS_BEFORE_READY):
+                run()
+            store.barrier()
+            _wait_until_told()
+            begin = time.perf_counter()
+            for _ in range(rounds):
+                run()
+            seconds = (time.perf_counter() - begin) / rounds
+            _say({"of": of, "way": way, "rounds": rounds, "seconds": seconds})
     store.barrier()
-    _say(seconds)
 
 
 def _straggler(store: Store, arguments: argparse.Namespace) -> None:
@@ -141,13 +153,18 @@ def _straggler(store: Store, arguments: argparse.Namespace) -> None:
 
 
 def _hot(store: Store, arguments: argparse.Namespace) -> None:
-    """Each worker counts how often it updates one key, beside others that nobody pushes."""
-    arrays = [np.zeros(1000, np.float32)] * 160 + [np.zeros(_HOT_BYTES // 4, np.float32)]
-    store.init(arrays)
-    store.barrier()
-    rate = _rounds_in(arguments, lambda: store.round([len(arrays) - 1]), 0.0)
-    store.barrier()
-    _say({"updates": rate})
+    """How often each worker pushes and pulls one key that all have, and then, without rounds, one that is its own."""
+    hot, own = _KEYS_BESIDE, _KEYS_BESIDE + 1 + store.rank
+    size = arguments.hot_bytes // 4
+    store.init([np.zeros(1000, np.float32)] * _KEYS_BESIDE + [np.zeros(size, np.float32)] * (1 + store.num_workers))
+    for key in (hot, own) if arguments.type == "dist_async" else (hot,):
+        store.round([key])
+        store.barrier()
+        _wait_until_told()
+        begin = time.perf_counter()
+        rate = _rounds_in(arguments, functools.partial(store.round, [key]), 0.0)
+        _say({"rate": rate, "rounds": round(rate * (time.perf_counter() - begin))})
+        store.barrier()
 
 
 def _rounds_in(arguments: argparse.Namespace, run: Callable[[], None], pause_s: float) -> float:
@@ -163,6 +180,11 @@ def _rounds_in(arguments: argparse.Namespace, run: Callable[[], None], pause_s: 
 
 def _weights_of(model: str) -> list[Array]:
     return [np.zeros(shape, np.float32) for shape in MODELS[model]()]
+
+
+def _wait_until_told() -> None:
+    _say({"ready": True})
+    sys.stdin.readline()
 
 
 def _say(what: dict[str, Any]) -> None:

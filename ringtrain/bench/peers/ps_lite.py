@@ -144,6 +144,7 @@ class UpdatedStore:
         self._store = mxnet.kv.create(kind)
         self._store.set_optimizer(mxnet.optimizer.create("sgd", **SGD))
         self.rank: int = self._store.rank
+        self.num_workers: int = self._store.num_workers
 
     def init(self, arrays: Sequence[Array]) -> None:
         self._gradients = [self._mxnet.nd.ones(one.shape) for one in arrays]
@@ -159,8 +160,8 @@ class UpdatedStore:
         for key in keys:
             self._weights[key].wait_to_read()
 
-    def ways(self) -> dict[str, Callable[[], None]]:
-        return {"push, pull": lambda: self.round(range(len(self._weights)))}
+    def ways(self, keys: Sequence[int]) -> dict[str, Callable[[], None]]:
+        return {"push, pull": lambda: self.round(keys)}
 
     def barrier(self) -> None:
         self._store._barrier()
