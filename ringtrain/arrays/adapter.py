@@ -38,6 +38,9 @@ class Adapter(Protocol):
 
     def empty_like(self, array: Any) -> Any: ...
 
+    def copy_of_small(self, array: Any) -> Any:
+        """A copy, in which the core may work in place, of at most SMALL_BYTES in the host's memory; else None."""
+
     def view(self, array: Any) -> View: ...
 
     def view_in_place(self, array: Any) -> View | None:

@@ -53,6 +53,10 @@ def empty_like(array: Any) -> Any:
         return cupy.empty(array.shape, array.dtype)
 
 
+def copy_of_small(array: Any) -> None:
+    return None
+
+
 def view(array: Any) -> _DeviceView:
     data = array.data
     device = data.device_id

@@ -60,6 +60,10 @@ def is_in_place(array: Any) -> bool:
     return is_on_host(array)
 
 
+def copy_of_small(array: Any) -> None:
+    return None
+
+
 def empty_like(array: Any) -> Any:
     return _empty(array.shape, array)
 

@@ -16,6 +16,7 @@ Array = npt.NDArray[Any]
 
 MAKES = "numpy"
 _NOWHERE_ELSE: AbstractContextManager[None] = nullcontext()
+SMALL_BYTES = 256 << 10
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # CuPy and `borrowing` have NumPy's dtypes too.
 DTYPES: dict[Any, int] = {
@@ -76,6 +77,10 @@ def is_in_place(array: Any) -> bool:
 
 def empty_like(array: Array) -> Array:
     return np.empty(array.shape, array.dtype)
+
+
+def copy_of_small(array: Any) -> Array | None:
+    return array.copy() if type(array) is np.ndarray and array.nbytes <= SMALL_BYTES and array.dtype in DTYPES else None
 
 
 def view(array: Array) -> tuple[int, int, tuple[int, ...]]:

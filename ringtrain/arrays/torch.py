@@ -14,6 +14,7 @@ import ml_dtypes
 import torch
 
 import ringtrain._core as _core
+from ringtrain.arrays.numpy import SMALL_BYTES
 
 MAKES = "torch"
 _DTYPES: dict[torch.dtype, int] = {
@@ -91,6 +92,15 @@ def is_in_place(tensor: torch.Tensor) -> bool:
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def copy_of_small(tensor: Any) -> torch.Tensor | None:
+    if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.layout is not _STRIDED:
+        return None
+    if tensor.nbytes > SMALL_BYTES or tensor.dtype not in _DTYPES:
+        return None
+    copied: torch.Tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return copied
 
 
 def view(tensor: torch.Tensor) -> _View:

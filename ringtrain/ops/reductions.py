@@ -10,7 +10,7 @@ import numpy as np
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.submission import Operation, PreparedAllreduces, Reduction, start
+from ringtrain.engine.submission import Key, Operation, Prepared, PreparedAllreduces, Reduction, start
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -79,9 +79,9 @@ def allreduce(
         >>> hvd.allreduce(np.full(2, hvd.rank() + 1.0), weight=[30, 10][hvd.rank()])  # (30 * 1 + 10 * 2) / 40
         array([1.25, 1.25])
     """
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression, weight)
-    operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority)
-    return start(operation, is_awaited=True).wait()
+    key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
+    result: Array = _submit_new_result(tensor, key, True, weight).wait()
+    return result
 
 
 def allreduce_async(
@@ -106,8 +106,20 @@ def allreduce_async(
         >>> hvd.synchronize(handle) / hvd.size()
         array([1., 1., 1.])
     """
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression, weight)
-    return start(Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority))
+    key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
+    handle: Any = _submit_new_result(tensor, key, False, weight)
+    return handle
+
+
+def _submit_new_result(tensor: Any, key: Key, is_awaited: bool, weight: float | None) -> Prepared | Handle[Any]:
+    """Submits an allreduce that leaves the tensor as it is. A small one is copied: to work in place is faster."""
+    name, how, process_set, priority = key
+    if how[-1] is Compression.none:
+        copied = adapter_for(tensor).copy_of_small(tensor)
+        if copied is not None:
+            return _tensors.submit(copied, key, is_awaited, weight)
+    operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how, weight), priority=priority)
+    return start(operation, is_awaited)
 
 
 def allreduce_(

@@ -293,6 +293,28 @@ def test_older_spelling_of_the_op():
 
 
 @pytest.mark.fast
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("length", [1, 3, 1 << 17], ids=["copied-1", "copied-3", "read"])
+@pytest.mark.parametrize("name", [None, "again"])
+def test_the_result_is_an_array_of_its_own(length, name):
+    """A small array is copied, so the script may change it at once; a large one is read until the result is there."""
+    expected = np.full((2, length), 3, np.float64)
+    for _ in range(4):
+        mine = np.full((length, 2), hvd.rank() + 1.0).T  # neither contiguous nor writable
+        mine.flags.writeable = False
+        results = [hvd.allreduce(mine, op=hvd.Sum, name=name)]
+        handle = hvd.allreduce_async(mine, op=hvd.Sum, name=name and f"{name} async")
+        if length < 1 << 17:
+            mine.base[:] = np.nan
+        results.append(hvd.synchronize(handle))
+        for result in results:
+            require_equal(result, expected)
+            assert result.flags.owndata and result.flags.c_contiguous and result.flags.writeable
+            result[:] = 0
+        assert results[0] is not results[1]
+
+
+@pytest.mark.fast
 @pytest.mark.ranks(1, 2, 3)
 def test_numbers_and_arrays_that_are_not_contiguous():
     assert hvd.allreduce(2.0, op=hvd.Sum) == 2 * hvd.size()
