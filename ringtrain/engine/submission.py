@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 import ringtrain._core as _core
-from ringtrain._core import OpKind, ReduceOp
+from ringtrain._core import OpKind, ReduceOp, Site
 from ringtrain.arrays.adapter import Adapter, View, adapter_for
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
 from ringtrain.engine.requirements import (
@@ -30,7 +30,7 @@ from ringtrain.engine.requirements import (
     require_weighable,
     require_weight,
 )
-from ringtrain.failure import call_site, warn
+from ringtrain.failure import call_site, note_submitter, warn
 from ringtrain.handles import Handle, OnGpu, on_gpu_of, report_failure
 from ringtrain.process_sets import ProcessSet
 
@@ -349,13 +349,14 @@ class Prepared(_core.Prepared):
     `on_gpu` is None for an array in the host's memory.
     """
 
-    __slots__ = ("how", "is_weighted", "on_gpu", "priority", "process_set", "process_set_id")
+    __slots__ = ("how", "is_weighted", "on_gpu", "priority", "process_set", "process_set_id", "site")
     how: How | int
     is_weighted: bool
     on_gpu: OnGpu | None
     priority: int
     process_set: ProcessSet
     process_set_id: int
+    site: Site  # the line of the script that it has in messages
 
     def wait(self) -> Any:
         """Wait for what was begun and return its array. As `Handle.wait`, but only once."""
@@ -393,11 +394,17 @@ class PreparedTensors(Generic[_Key]):
         self.known: dict[str, Prepared | None] = {}
 
     def submit(
-        self, tensor: Any, key: _Key, is_awaited: bool = False, weight: float | None = None
+        self,
+        tensor: Any,
+        key: _Key,
+        is_awaited: bool = False,
+        weight: float | None = None,
+        site: Site | None = None,
     ) -> Prepared | Handle[Any]:
         """Submit a tensor, for a caller that waits once. Raises at once what the rank of the caller can see.
 
         `is_awaited`: the caller waits at once; otherwise a Handle is returned. `weight`: of this rank, in an average.
+        `site`: the line that calls; None: the one that has called first with this name.
         """
         name, how, process_set, priority = key
         prepared = self.known.get(name) if type(name) is str else None
@@ -406,6 +413,7 @@ class PreparedTensors(Generic[_Key]):
             and (prepared.how == how and prepared.priority == priority)
             and (prepared.process_set is process_set and prepared.process_set_id == process_set.process_set_id)
             and prepared.is_weighted is (weight is not None)
+            and (site is None or prepared.site is site)
         ):
             try:
                 if weight is not None:
@@ -420,9 +428,11 @@ class PreparedTensors(Generic[_Key]):
             except Exception as error:
                 report_failure(error)
                 raise
-        return self._submit_new(tensor, key, is_awaited, weight)
+        return self._submit_new(tensor, key, is_awaited, weight, site)
 
-    def _submit_new(self, tensor: Any, key: _Key, is_awaited: bool, weight: float | None) -> Handle[Any]:
+    def _submit_new(
+        self, tensor: Any, key: _Key, is_awaited: bool, weight: float | None, site: Site | None
+    ) -> Handle[Any]:
         raise NotImplementedError
 
     def _remember(self, name: str, prepared: Prepared | None) -> None:
@@ -448,7 +458,9 @@ class PreparedAllreduces(PreparedTensors[Key]):
         """A copy begins with nothing prepared."""
         return PreparedAllreduces, (self.prefix, self._prepares_new)
 
-    def _submit_new(self, tensor: Any, key: Key, is_awaited: bool, weight: float | None) -> Handle[Any]:
+    def _submit_new(
+        self, tensor: Any, key: Key, is_awaited: bool, weight: float | None, site: Site | None
+    ) -> Handle[Any]:
         name, (op, average, prescale, postscale, compression), process_set, priority = key
         full_name = f"{self.prefix}{name}" if self.prefix else name
         if op is None and average is None:
@@ -473,7 +485,10 @@ class PreparedAllreduces(PreparedTensors[Key]):
         if weight is not None:
             weight = require_weight(weight, op, "allreduce")
         agreed = full_name or "", op, prescale, postscale, number, priority
-        site = call_site(full_name or "")
+        if site is None:
+            site = call_site(full_name or "")
+        else:
+            note_submitter()
         on_gpu = _gpu_of(adapter, view)
         prepared = None
         if name:
@@ -486,6 +501,7 @@ class PreparedAllreduces(PreparedTensors[Key]):
                     prepared.set_weight(weight)
                 prepared.how, prepared.priority = key[1], priority
                 prepared.process_set, prepared.process_set_id = process_set, number
+                prepared.site = site
             self._remember(name, prepared)
         try:
             core = None if prepared is None else prepared.start(tensor, "", None)
@@ -500,7 +516,9 @@ class PreparedAllreduces(PreparedTensors[Key]):
 class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
     """Broadcasts. A name that comes for the second time is prepared."""
 
-    def _submit_new(self, tensor: Any, key: BroadcastKey, is_awaited: bool, weight: float | None) -> Handle[Any]:
+    def _submit_new(
+        self, tensor: Any, key: BroadcastKey, is_awaited: bool, weight: float | None, site: Site | None
+    ) -> Handle[Any]:
         name, root, process_set, priority = key
         operation = Operation(
             OpKind.BROADCAST, [tensor], name, process_set, root=root, priority=priority, in_place=True

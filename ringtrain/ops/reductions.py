@@ -11,6 +11,7 @@ from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.engine.submission import Key, Operation, Prepared, PreparedAllreduces, Reduction, start
+from ringtrain.failure import RepeatedSite
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -24,6 +25,7 @@ Adasum = ReduceOp.Adasum
 Array = TypeVar("Array")
 
 _tensors = PreparedAllreduces()
+_site = RepeatedSite()
 
 
 def allreduce(
@@ -117,7 +119,7 @@ def _submit_new_result(tensor: Any, key: Key, is_awaited: bool, weight: float | 
     if how[-1] is Compression.none:
         copied = adapter_for(tensor).copy_of_small(tensor)
         if copied is not None:
-            return _tensors.submit(copied, key, is_awaited, weight)
+            return _tensors.submit(copied, key, is_awaited, weight, _site.get())
     operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how, weight), priority=priority)
     return start(operation, is_awaited)
 

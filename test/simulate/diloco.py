@@ -503,7 +503,13 @@ class _World:
         return self.submit(array, name, process_set, np.concatenate)
 
     def allreduce_async(
-        self, array: Any, name: str | None = None, op: Any = ops.Average, process_set: Any = None, priority: int = 0
+        self,
+        array: Any,
+        name: str | None = None,
+        op: Any = ops.Average,
+        process_set: Any = None,
+        priority: int = 0,
+        weight: None = None,  # of no rank in these stories
     ) -> _Handle:
         def combine(values: list[Any]) -> Any:
             if op == ops.Max:

@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -118,12 +119,13 @@ def warn_of_a_rank_that_comes_late(tmp_path, late):
     hvd.barrier()
     time.sleep(1.8 if rank == late else rank * 0.08)
     with standard_error_in(said):
+        line = sys._getframe().f_lineno + 1
         hvd.allreduce(np.ones(4), name="slow")
     hvd.barrier()
     if rank == 0:
         others = list_of_ranks(one for one in range(hvd.size()) if one != late)
         (warning,) = [line for line in said.read_text().splitlines() if line.startswith("ringtrain warning: ")]
-        assert f"{others} submitted it (at " in warning
+        assert f"{others} submitted it (at timeline/test_flight.py:{line})" in warning
         assert f"), rank {late} did not: it is in warn_of_a_rank_that_comes_late() at " in warning
 
 
