@@ -54,7 +54,7 @@ define NEXT
 The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activate`:
   ringrun -np 4 python examples/numpy_digits.py          the same network on more ranks
   python -m ringtrain.doctor                             what ringtrain finds on this machine
-  ringrun -np 2 python -m ringtrain.bench allreduce      how fast two ranks sum arrays
+  ringrun -np 2 python -m ringtrain.bench allreduce --max-bytes 1M   how fast two ranks sum arrays
   ringlaunch -n 2 -s 1 --launcher local python examples/kvstore_async_straggler.py        a parameter server
   docs/examples.md                                       more, and what those with PyTorch need
 endef
