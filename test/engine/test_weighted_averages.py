@@ -156,15 +156,18 @@ def test_a_joined_rank_weighs_0():
 @pytest.mark.fast
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("again", [False, True], ids=["new", "cached"])
-def test_a_weight_on_some_ranks_only_fails_on_all(again):
+@pytest.mark.parametrize("kind", ["allreduce", "reducescatter"])
+def test_a_weight_on_some_ranks_only_fails_on_all(kind, again):
+    average = getattr(hvd, kind)
     first, last = ("rank 0", f"ranks 1-{hvd.size() - 1}" if hvd.size() > 2 else "rank 1")
     if again:
-        hvd.allreduce(np.ones(4), name="some", weight=1)
-    with pytest.raises(hvd.MismatchError, match=r'allreduce "some": .*gave') as caught:
-        hvd.allreduce(np.ones(4), name="some", weight=None if hvd.rank() == 0 else 2)
+        average(np.ones(4), name="some", weight=1)
+    with pytest.raises(hvd.MismatchError, match=rf'{kind} "some": .*gave') as caught:
+        average(np.ones(4), name="some", weight=None if hvd.rank() == 0 else 2)
     assert f"{first} gave no weight" in str(caught.value)
     assert f"{last} gave a weight" in str(caught.value)
-    require_equal(hvd.allreduce(np.full(4, 2.0), name="some", weight=2), np.full(4, 2.0))
+    result, expected = average(np.full(4, 2.0), name="some", weight=2), np.full(4, 2.0)
+    require_equal(result, expected if kind == "allreduce" else rows_of(hvd.rank(), expected))
 
 
 @pytest.mark.ranks(2, 3)
@@ -309,21 +312,6 @@ def test_factors_and_compression_work_with_weights_of_reducescatter():
     require_equal(result, np.full((2, 2), 4, "f4"))
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         require_equal(hvd.reducescatter(tensor, weight=weight, compression=compression), np.full((2, 2), 1, "f4"))
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("again", [False, True], ids=["new", "cached"])
-def test_a_weight_of_reducescatter_on_some_ranks_only_fails_on_all(again):
-    first, last = ("rank 0", f"ranks 1-{hvd.size() - 1}" if hvd.size() > 2 else "rank 1")
-    if again:
-        hvd.reducescatter(np.ones(4), name="some", weight=1)
-    with pytest.raises(hvd.MismatchError, match=r'reducescatter "some": .*gave') as caught:
-        hvd.reducescatter(np.ones(4), name="some", weight=None if hvd.rank() == 0 else 2)
-    assert f"{first} gave no weight" in str(caught.value)
-    assert f"{last} gave a weight" in str(caught.value)
-    result = hvd.reducescatter(np.full(4, 2.0), name="some", weight=2)
-    require_equal(result, rows_of(hvd.rank(), np.full(4, 2.0)))
 
 
 @pytest.mark.ranks(2, 3)
