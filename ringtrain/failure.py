@@ -63,20 +63,21 @@ class RepeatedSite:
     Finding it anew takes a microsecond.
     """
 
-    __slots__ = ("_code", "_depth", "_instruction", "_site")
+    __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._code: CodeType | None = None
-        self._depth, self._instruction, self._site = 0, -1, _NOWHERE
+        # One tuple, which another thread cannot see half of: the depth, the code, the instruction and the line.
+        self._known: tuple[int, CodeType | None, int, Site] = 0, None, -1, _NOWHERE
 
     def get(self) -> Site:
         """Returns the line of the script that called ringtrain, as call_site()."""
+        depth, code, instruction, site = self._known
         try:
-            frame = sys._getframe(self._depth)
+            frame = sys._getframe(depth)
         except ValueError:
             return self._find()
-        if frame.f_code is self._code and frame.f_lasti == self._instruction:
-            return self._site
+        if frame.f_code is code and frame.f_lasti == instruction:
+            return site
         return self._find()
 
     def _find(self) -> Site:
@@ -86,9 +87,9 @@ class RepeatedSite:
             frame, depth = frame.f_back, depth + 1
         if frame is None:
             return _NOWHERE
-        self._code, self._depth, self._instruction = frame.f_code, depth, frame.f_lasti
-        self._site = _site_of(frame)
-        return self._site
+        site = _site_of(frame)
+        self._known = depth, frame.f_code, frame.f_lasti, site
+        return site
 
 
 def call_place() -> str:

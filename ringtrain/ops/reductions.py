@@ -25,6 +25,7 @@ Adasum = ReduceOp.Adasum
 Array = TypeVar("Array")
 
 _tensors = PreparedAllreduces()
+_copies = PreparedAllreduces()  # of tensors that stay as they are, each with the line of its last call
 _site = RepeatedSite()
 
 
@@ -119,7 +120,7 @@ def _submit_new_result(tensor: Any, key: Key, is_awaited: bool, weight: float | 
     if how[-1] is Compression.none:
         copied = adapter_for(tensor).copy_of_small(tensor)
         if copied is not None:
-            return _tensors.submit(copied, key, is_awaited, weight, _site.get())
+            return _copies.submit(copied, key, is_awaited, weight, _site.get())
     operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how, weight), priority=priority)
     return start(operation, is_awaited)
 
