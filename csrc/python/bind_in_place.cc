@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -202,6 +203,14 @@ class PreparedArray {
     return take().second;
   }
 
+  // As begin() and finish() in one call. None: nothing has happened. False: it is still to be finished.
+  nb::object begin_and_finish(nb::handle array) {
+    constexpr double kUsual_s = 0.2;
+    if (!begin(array, true, nb::none(), nb::none())) return nb::none();
+    nb::object finished = finish(kUsual_s, std::numeric_limits<double>::infinity());
+    return finished.is_none() ? nb::object(nb::bool_(false)) : finished;
+  }
+
   void set_weight(double weight) { prepared_.set_weight(weight); }
 
   bool has_begun() const { return begun_.handle != nullptr; }
@@ -290,6 +299,9 @@ void bind_in_place(nb::module_& module) {
            "(timeout_s, give_up_s): takes the array if it is done after at most so many seconds, else None. On a GPU "
            "the current stream waits; if it is not the one of begin(), nothing is taken, either. An operation that "
            "failed is still to be taken. give_up_s: as for wait().")
+      .def("begin_and_finish", &PreparedArray::begin_and_finish, nb::arg(),
+           "(array): begins it for a caller that waits, and takes the array if it is done after 0.2 s. None if nothing "
+           "has happened, as in begin(); False if it is still to be finished.")
       .def("set_weight", &PreparedArray::set_weight, "Of the submissions from now on, if it was prepared as weighted.")
       .def("has_begun", &PreparedArray::has_begun, "Whether there is something to take.")
       .def("take", &PreparedArray::take, "The Handle of what was begun, and its array.");

@@ -80,7 +80,7 @@ def empty_like(array: Array) -> Array:
 
 
 def copy_of_small(array: Any) -> Array | None:
-    return array.copy() if type(array) is np.ndarray and array.nbytes <= SMALL_BYTES and array.dtype in DTYPES else None
+    return array.copy() if type(array) is np.ndarray and array.nbytes <= SMALL_BYTES else None
 
 
 def view(array: Array) -> tuple[int, int, tuple[int, ...]]:

@@ -349,13 +349,12 @@ class Prepared(_core.Prepared):
     `on_gpu` is None for an array in the host's memory.
     """
 
-    __slots__ = ("how", "is_weighted", "on_gpu", "priority", "process_set", "process_set_id", "site")
-    how: How | int
+    __slots__ = ("is_weighted", "key", "on_gpu", "priority", "process_set_id", "site")
     is_weighted: bool
+    key: Key | BroadcastKey
     on_gpu: OnGpu | None
     priority: int
-    process_set: ProcessSet
-    process_set_id: int
+    process_set_id: int  # when it was prepared
     site: Site  # the line of the script that it has in messages
 
     def wait(self) -> Any:
@@ -363,8 +362,7 @@ class Prepared(_core.Prepared):
         try:
             array = self.finish(0.2, math.inf)
         except BaseException as error:
-            self.as_handle()
-            report_failure(error)
+            self.end(error)
             raise
         return self.as_handle().wait() if array is None else array
 
@@ -372,6 +370,12 @@ class Prepared(_core.Prepared):
         """Return the Handle of what was begun, which keeps the array as long as it may be read or written."""
         core, array = self.take()
         return Handle(core, array, None, self.on_gpu)
+
+    def end(self, error: BaseException) -> None:
+        """Make room for the next submission after this error."""
+        if self.has_begun():
+            self.as_handle()
+        report_failure(error)
 
     def __del__(self) -> None:
         if self.has_begun():
@@ -393,42 +397,49 @@ class PreparedTensors(Generic[_Key]):
         # By name, without a prefix. None for a name that came once.
         self.known: dict[str, Prepared | None] = {}
 
-    def submit(
-        self,
-        tensor: Any,
-        key: _Key,
-        is_awaited: bool = False,
-        weight: float | None = None,
-        site: Site | None = None,
-    ) -> Prepared | Handle[Any]:
-        """Submit a tensor, for a caller that waits once. Raises at once what the rank of the caller can see.
+    def submit(self, tensor: Any, key: _Key, weight: float | None = None, site: Site | None = None) -> Handle[Any]:
+        """Submit a tensor. Raises at once what the rank of the caller can see.
 
-        `is_awaited`: the caller waits at once; otherwise a Handle is returned. `weight`: of this rank, in an average.
-        `site`: the line that calls; None: the one that has called first with this name.
+        `weight`: of this rank, in an average. `site`: the line that calls; None: the one that has called first with
+        this name.
         """
-        name, how, process_set, priority = key
-        prepared = self.known.get(name) if type(name) is str else None
-        if (
-            prepared is not None
-            and (prepared.how == how and prepared.priority == priority)
-            and (prepared.process_set is process_set and prepared.process_set_id == process_set.process_set_id)
-            and prepared.is_weighted is (weight is not None)
-            and (site is None or prepared.site is site)
-        ):
+        prepared = self._repeated(key, weight, site)
+        if prepared is not None:
             try:
-                if weight is not None:
-                    prepared.set_weight(require_weight(weight, ReduceOp.Average, "allreduce"))
-                if is_awaited:
-                    if prepared.begin(tensor, True, "", None):
-                        return prepared
-                else:
-                    core = prepared.start_again(tensor)
-                    if core is not None:
-                        return Handle(core, tensor, None, prepared.on_gpu)
+                core = prepared.start_again(tensor)
             except Exception as error:
                 report_failure(error)
                 raise
-        return self._submit_new(tensor, key, is_awaited, weight, site)
+            if core is not None:
+                return Handle(core, tensor, None, prepared.on_gpu)
+        return self._submit_new(tensor, key, False, weight, site)
+
+    def run(self, tensor: Any, key: _Key, weight: float | None = None, site: Site | None = None) -> Any:
+        """Submit a tensor as `submit`, and return it with its result."""
+        prepared = self._repeated(key, weight, site)
+        if prepared is not None:
+            try:
+                result = prepared.begin_and_finish(tensor)
+            except BaseException as error:
+                prepared.end(error)
+                raise
+            if result is False:
+                return prepared.wait()
+            if result is not None:
+                return result
+        return self._submit_new(tensor, key, True, weight, site).wait()
+
+    def _repeated(self, key: _Key, weight: float | None, site: Site | None) -> Prepared | None:
+        """Return what was prepared with this key and at this line, if its process set is still the same one."""
+        name = key[0]
+        prepared = self.known.get(name) if type(name) is str else None
+        if prepared is None or prepared.key != key or prepared.process_set_id != key[2].process_set_id:
+            return None
+        if prepared.is_weighted is (weight is None) or (site is not None and prepared.site is not site):
+            return None
+        if weight is not None:
+            prepared.set_weight(require_weight(weight, ReduceOp.Average, "allreduce"))
+        return prepared
 
     def _submit_new(
         self, tensor: Any, key: _Key, is_awaited: bool, weight: float | None, site: Site | None
@@ -499,8 +510,7 @@ class PreparedAllreduces(PreparedTensors[Key]):
                 prepared.is_weighted, prepared.on_gpu = weight is not None, on_gpu
                 if weight is not None:
                     prepared.set_weight(weight)
-                prepared.how, prepared.priority = key[1], priority
-                prepared.process_set, prepared.process_set_id = process_set, number
+                prepared.key, prepared.priority, prepared.process_set_id = key, priority, number
                 prepared.site = site
             self._remember(name, prepared)
         try:
@@ -524,7 +534,7 @@ class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
             OpKind.BROADCAST, [tensor], name, process_set, root=root, priority=priority, in_place=True
         )
         is_repeated = isinstance(name, str) and name in self.known
-        prepared = self._prepare(operation) if is_repeated else None
+        prepared = self._prepare(operation, key) if is_repeated else None
         try:
             core = None if prepared is None else prepared.start(tensor, "", None)
         except Exception as error:
@@ -538,7 +548,7 @@ class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
             self._remember(name, prepared)
         return handle
 
-    def _prepare(self, operation: Operation) -> Prepared | None:
+    def _prepare(self, operation: Operation, key: BroadcastKey) -> Prepared | None:
         """Raises as `start`. None for a tensor that cannot be worked on in place."""
         (tensor,) = operation.tensors
         name, process_set, title = operation.name, operation.process_set, operation.title
@@ -555,9 +565,18 @@ class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
         ways = _ways_to_look(adapter, tensor, on_gpu)
         prepared = Prepared(view, *agreed, call_site(), *ways, kind=operation.kind, root=root)
         prepared.is_weighted, prepared.on_gpu = False, on_gpu
-        prepared.how, prepared.priority = operation.root, operation.priority
-        prepared.process_set, prepared.process_set_id = process_set, number
+        prepared.key, prepared.priority, prepared.process_set_id = key, priority, number
         return prepared
+
+
+def run_in_place(prepared: PreparedTensors[_Key], tensor: Any, key: _Key, weight: float | None = None) -> Any:
+    """Run an operation that changes the tensor, which autograd is told also after an error."""
+    if type(tensor) is np.ndarray:
+        return prepared.run(tensor, key, weight)
+    try:
+        return prepared.run(tensor, key, weight)
+    finally:
+        adapter_for(tensor).note_change(tensor)
 
 
 _Looks = tuple[type, Callable[[Any], View | None] | None, Callable[[], int | None] | None, object | None]

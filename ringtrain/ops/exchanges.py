@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.engine.submission import Operation, PreparedBroadcasts, start
+from ringtrain.engine.submission import Operation, PreparedBroadcasts, run_in_place, start
 from ringtrain.handles import Handle
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -159,9 +159,7 @@ def broadcast_(
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
-    pending = _broadcasts.submit(tensor, (name, root_rank, process_set, priority), True)
-    adapter_for(tensor).note_change(tensor)
-    result: Array = pending.wait()
+    result: Array = run_in_place(_broadcasts, tensor, (name, root_rank, process_set, priority))
     return result
 
 

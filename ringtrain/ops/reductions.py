@@ -10,7 +10,7 @@ import numpy as np
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.submission import Key, Operation, Prepared, PreparedAllreduces, Reduction, start
+from ringtrain.engine.submission import Key, Operation, PreparedAllreduces, Reduction, run_in_place, start
 from ringtrain.failure import RepeatedSite
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -83,7 +83,10 @@ def allreduce(
         array([1.25, 1.25])
     """
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
-    result: Array = _submit_new_result(tensor, key, True, weight).wait()
+    copied = _copied(tensor, compression)
+    if copied is None:
+        return start(_operation(tensor, key, weight), is_awaited=True).wait()
+    result: Array = _copies.run(copied, key, weight, _site.get())
     return result
 
 
@@ -110,19 +113,20 @@ def allreduce_async(
         array([1., 1., 1.])
     """
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
-    handle: Any = _submit_new_result(tensor, key, False, weight)
-    return handle
+    copied = _copied(tensor, compression)
+    if copied is None:
+        return start(_operation(tensor, key, weight))
+    return _copies.submit(copied, key, weight, _site.get())
 
 
-def _submit_new_result(tensor: Any, key: Key, is_awaited: bool, weight: float | None) -> Prepared | Handle[Any]:
-    """Submits an allreduce that leaves the tensor as it is. A small one is copied: to work in place is faster."""
+def _copied(tensor: Any, compression: AnyCompressor) -> Any:
+    """A copy of a small tensor, or None: to work in place there is faster than to leave the tensor as it is."""
+    return adapter_for(tensor).copy_of_small(tensor) if compression is Compression.none else None
+
+
+def _operation(tensor: Any, key: Key, weight: float | None) -> Operation:
     name, how, process_set, priority = key
-    if how[-1] is Compression.none:
-        copied = adapter_for(tensor).copy_of_small(tensor)
-        if copied is not None:
-            return _copies.submit(copied, key, is_awaited, weight, _site.get())
-    operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how, weight), priority=priority)
-    return start(operation, is_awaited)
+    return Operation(OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how, weight), priority=priority)
 
 
 def allreduce_(
@@ -168,9 +172,7 @@ def allreduce_(
         (True, [1.5, 1.5])
     """
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
-    pending = _tensors.submit(tensor, key, True, weight)
-    adapter_for(tensor).note_change(tensor)
-    result: Array = pending.wait()
+    result: Array = run_in_place(_tensors, tensor, key, weight)
     return result
 
 
@@ -189,7 +191,7 @@ def allreduce_async_(
 ) -> Handle[Array]:
     """As `allreduce_`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async_`."""
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
-    handle: Any = _tensors.submit(tensor, key, False, weight)
+    handle: Any = _tensors.submit(tensor, key, weight)
     if type(tensor) is not np.ndarray:
         adapter_for(tensor).note_change(tensor)
     return handle

@@ -223,7 +223,7 @@ class GradientBatch:
         if not self._numbers.are_valid:
             self._begin_use()
         key = name, self._how, self.process_set, priority
-        self._in_flight.append((self._tensors.submit(gradient, key, False, self.weight), name))
+        self._in_flight.append((self._tensors.submit(gradient, key, self.weight), name))
 
     def ready_again(self, name: str, gradient: Any, priority: int = 0) -> bool:
         """As `ready`, in place, of a gradient that was ready before and has changed only its values and address.
