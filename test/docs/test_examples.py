@@ -1,4 +1,4 @@
-"""The examples do what they say, started as a user starts them."""
+"""The examples do what they say: each started once as a user starts it, else in ranks that stay."""
 
 import os
 import re
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from harness import gpu_arrays, gpu_double
 from harness.compiling import DoubleUnavailable
+from harness.examples import ExampleRanks
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120
@@ -34,13 +35,23 @@ def run(ranks, example, *arguments, environment=None):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def examples():
+    """Runs an example as run() does, but in processes that have run others."""
+    with ExampleRanks("") as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def trained(examples, tmp_path_factory):
     """Train the digits on 1, 2 and 4 ranks; return what each run printed and the files that it saved, by ranks."""
     pytest.importorskip("sklearn")
     pytest.importorskip("tqdm")
     folder = tmp_path_factory.mktemp("digits")
-    saved = {ranks: folder / f"{ranks}.npz" for ranks in (1, 2, 4)}
-    return {ranks: (run(ranks, "numpy_digits.py", "--save", file), file) for ranks, file in saved.items()}
+    results = {}
+    for ranks, start in ((1, examples.run), (2, run), (4, examples.run)):
+        file = folder / f"{ranks}.npz"
+        results[ranks] = start(ranks, "numpy_digits.py", "--save", file), file
+    return results
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -82,14 +93,14 @@ def test_the_digits_are_learned_on_gpus_as_on_the_host(trained, gpus, tmp_path, 
 
 
 @pytest.mark.slow
-def test_the_digits_take_uneven_batches_and_draw_the_loss(tmp_path):
+def test_the_digits_take_uneven_batches_and_draw_the_loss(examples, tmp_path):
     for module in ("sklearn", "tqdm", "matplotlib"):
         pytest.importorskip(module)
     picture = tmp_path / "loss.png"
-    files = [tmp_path / "1.npz", tmp_path / "3.npz"]
+    files = [tmp_path / "1.npz", tmp_path / "4.npz"]
     options = ["--epochs", 2, "--batch-size", 50]
-    run(1, "numpy_digits.py", *options, "--save", files[0])
-    run(3, "numpy_digits.py", *options, "--save", files[1], "--plot", picture)
+    examples.run(1, "numpy_digits.py", *options, "--save", files[0])
+    examples.run(4, "numpy_digits.py", *options, "--save", files[1], "--plot", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     alone, together = map(np.load, files)
     for name in alone.files:
@@ -101,13 +112,13 @@ def last_loss(printed):
 
 
 @pytest.mark.slow
-def test_the_digits_have_the_same_loss_through_stores_of_any_kind_and_any_number_of_workers():
+def test_the_digits_have_the_same_loss_through_stores_of_any_kind_and_any_number_of_workers(examples):
     for module in ("sklearn", "tqdm"):
         pytest.importorskip(module)
-    alone = last_loss(run(1, "kvstore_digits.py", "--kv-store", "local"))
+    alone = last_loss(examples.run(1, "kvstore_digits.py", "--kv-store", "local"))
     for ranks, kind, updates in ((2, "dist_sync", 1), (2, "dist_sync", 0), (4, "dist_sync", 1), (2, "ringtrain", 0)):
         options = ["--kv-store", kind, "--update-on-kvstore", updates]
-        printed = run(ranks, "kvstore_digits.py", *options)
+        printed = examples.run(ranks, "kvstore_digits.py", *options)
         assert last_loss(printed) == alone
         where = "the store" if updates else "each worker"
         assert re.search(rf"^test accuracy 0\.9\d+ with {ranks} workers, updated by {where}$", printed, re.MULTILINE)

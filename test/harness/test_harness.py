@@ -15,6 +15,7 @@ import pytest
 import ringtrain as hvd
 from harness import processes
 from harness.exact import DTYPES, FLOATS, MAX_RANKS, OPS, data, data_of_ranks, reference, require_equal
+from harness.examples import ExampleRanks
 from harness.hosts import hosts_or_skip, simulated_hosts
 from harness.plugin import IMPORTED_BY_COLLECTION
 from harness.rooms import TEST_FOLDER
@@ -200,6 +201,17 @@ def test_options_are_set_before_another_init_of_the_same_job():
     hvd.init(cache_capacity=7)  # does nothing, since it is
     with pytest.raises(hvd.RingtrainError, match="with another cache_capacity"):
         hvd.init(cache_capacity=3)
+
+
+def test_examples_run_in_ranks_that_stay_until_one_fails():
+    with ExampleRanks("") as examples:
+        for _ in range(2):
+            assert examples.run(2, "process_sets.py").count("in a set of") == 2
+        first = examples._jobs[2]
+        with pytest.raises(pytest.fail.Exception, match="Two process sets need two ranks or more"):
+            examples.run(1, "process_sets.py")
+        assert examples.run(2, "process_sets.py").count("in a set of") == 2
+        assert list(examples._jobs) == [2] and examples._jobs[2] is first
 
 
 @pytest.mark.ranks(4, hosts=(2, 2), isolated=True)

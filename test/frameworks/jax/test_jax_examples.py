@@ -1,4 +1,4 @@
-"""The JAX example does what it says, started as a user starts it."""
+"""The JAX examples do what they say."""
 
 import json
 import re
@@ -6,12 +6,20 @@ import subprocess
 import sys
 
 import pytest
+from harness.examples import ExampleRanks
 from harness.frameworks import need
 from test_examples import run
 
 need("jax", "optax", "sklearn", "tqdm", "matplotlib")
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """Runs an example as run() does, but in processes that have run others."""
+    with ExampleRanks("jax") as ranks:
+        yield ranks
 
 
 def epochs_in(printed):
@@ -26,16 +34,16 @@ def test_the_digits_are_learned():
     assert accuracy_in(run(2, "jax_digits.py")) >= 0.96
 
 
-def test_the_digits_are_learned_in_16_bits_and_in_larger_steps():
-    assert accuracy_in(run(2, "jax_digits.py", "--bf16", "--accumulate", 2, "--epochs", 6)) >= 0.93
+def test_the_digits_are_learned_in_16_bits_and_in_larger_steps(examples):
+    assert accuracy_in(examples.run(2, "jax_digits.py", "--bf16", "--accumulate", 2, "--epochs", 6)) >= 0.93
 
 
-def test_the_digits_go_on_from_a_checkpoint_on_other_ranks(tmp_path):
+def test_the_digits_go_on_from_a_checkpoint_on_other_ranks(examples, tmp_path):
     checkpoint, picture = tmp_path / "digits.pickle", tmp_path / "accuracy.png"
-    assert epochs_in(run(2, "jax_digits.py", "--epochs", 2, "--checkpoint", checkpoint)) == [1, 2]
-    printed = run(3, "jax_digits.py", "--epochs", 3, "--checkpoint", checkpoint)
+    assert epochs_in(examples.run(1, "jax_digits.py", "--epochs", 2, "--checkpoint", checkpoint)) == [1, 2]
+    printed = examples.run(2, "jax_digits.py", "--epochs", 3, "--checkpoint", checkpoint)
     assert epochs_in(printed) == [3]
-    finished = run(1, "jax_digits.py", "--epochs", 3, "--checkpoint", checkpoint, "--plot", picture)
+    finished = examples.run(1, "jax_digits.py", "--epochs", 3, "--checkpoint", checkpoint, "--plot", picture)
     assert epochs_in(finished) == []
     assert accuracy_in(finished) == accuracy_in(printed)
     assert picture.read_bytes().startswith(b"\x89PNG")
