@@ -11,6 +11,7 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kWidth = 32;
+constexpr int vectors_at_a_time(int sources) { return sources > 4 ? 2 : 4; }  // there are 16 registers
 typedef float Floats __attribute__((vector_size(kWidth)));
 
 RINGTRAIN_TARGET inline __m128i load_halves(const uint16_t* from) {

@@ -20,6 +20,7 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kWidth = 64;
+constexpr int vectors_at_a_time(int) { return 4; }
 typedef float Floats __attribute__((vector_size(kWidth)));
 
 RINGTRAIN_TARGET inline __m256i load_halves(const uint16_t* from) {
@@ -43,6 +44,11 @@ RINGTRAIN_TARGET inline void narrow_bfloat16(uint16_t* to, Floats value) {
   const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
   const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(rounded));
+}
+
+// The table has a digit for each kind of number, quiet and signalling NaN last: 1 takes the value, 0 the first operand.
+RINGTRAIN_TARGET __attribute__((always_inline)) inline Floats with_one_nan(Floats value) {
+  return _mm512_fixupimm_ps(_mm512_set1_ps(__builtin_nanf("")), value, _mm512_set1_epi32(0x11111100), 0);
 }
 
 }  // namespace

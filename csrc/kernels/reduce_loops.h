@@ -3,7 +3,10 @@
 // A variant's file includes this once, after it has defined
 //   RINGTRAIN_TARGET                    the attribute that allows the variant's instructions
 //   kWidth, Floats                      bytes of a vector, and that many as float32
+//   vectors_at_a_time(sources)          an even number, for a sum of so many sources, or of any number if that is 0
 //   widen_*, narrow_*                   one Floats from and to 16-bit floats in memory (NaN comes in as the quiet NaN)
+// and may define
+//   with_one_nan(Floats)                that of this file, in fewer instructions
 // Everything is in an anonymous namespace and each function carries the target itself: the linker keeps one copy of an
 // inline function, and that copy must never be one that only some CPUs can run.
 //
@@ -93,9 +96,10 @@ RINGTRAIN_INLINE void load_two(const typename Codec::Stored* from, typename Code
 }
 
 // The bits of a bfloat16 are the high half; the quiet NaN that comes in has no low bits, so rounding leaves it alone.
+// Adds 0x7fff, and 1 if the high half is odd, by a subtraction: AVX-512 makes the subtrahend in one instruction.
 RINGTRAIN_INLINE Words rounded_to_bfloat16(Floats value) {
   const Words bits = reinterpret_cast<Words>(value);
-  return bits + 0x7fffu + ((bits >> 16) & 1u);
+  return bits - ((~(bits >> 16) & 1u) | 0xffff8000u);
 }
 
 template <class Codec>
@@ -167,15 +171,30 @@ struct And {
   }
 };
 
-template <class Codec>
-RINGTRAIN_INLINE typename Codec::Vector finish(typename Codec::Vector value, typename Codec::Vector factor) {
-  using Number = typename Codec::Number;
-  if constexpr (std::is_floating_point_v<Number>) {
-    value = value * factor;
-    return (value == value) ? value : splat<typename Codec::Vector>(std::numeric_limits<Number>::quiet_NaN());
-  }
-  return value;
+// The value, each NaN in it replaced by the positive quiet one.
+template <class Vector>
+RINGTRAIN_INLINE Vector with_one_nan(Vector value) {
+  using Number = std::decay_t<decltype(value[0])>;
+  return (value == value) ? value : splat<Vector>(std::numeric_limits<Number>::quiet_NaN());
 }
+
+template <class Codec>
+struct Factor {
+  using Number = typename Codec::Number;
+
+  typename Codec::Vector factor;
+  bool is_one;
+
+  RINGTRAIN_INLINE Factor of(double scale) {
+    return {splat<typename Codec::Vector>(static_cast<Number>(scale)), scale == 1.0};
+  }
+
+  RINGTRAIN_TARGET __attribute__((always_inline)) inline typename Codec::Vector finish(
+      typename Codec::Vector value) const {
+    if constexpr (std::is_floating_point_v<Number>) return with_one_nan(is_one ? value : value * factor);
+    return value;
+  }
+};
 
 // `kSources` other than 0 is the number of sources, known to the compiler.
 template <class Codec, class Operator, int kSources>
@@ -183,8 +202,7 @@ struct Loop {
   using Stored = typename Codec::Stored;
   using Vector = typename Codec::Vector;
   static constexpr size_t kStep = kLanes<Codec>;
-  // Vectors at a time: a loop over the addresses of the sources is paid for by more of them.
-  static constexpr int kVectors = kSources ? 2 : 4;
+  static constexpr int kVectors = vectors_at_a_time(kSources);
 
   RINGTRAIN_INLINE void combine(const Stored* const* sources, int source_count, size_t i, Vector* results) {
     for (int at = 0; at < kVectors; at += 2) load_two<Codec>(sources[0] + i + at * kStep, results + at);
@@ -204,7 +222,7 @@ struct Loop {
   }
 
   RINGTRAIN_TARGET static void run(double scale, const Arrays& arrays) {
-    const Vector factor = splat<Vector>(static_cast<typename Codec::Number>(scale));
+    const auto factor = Factor<Codec>::of(scale);
     const Stored* fixed_sources[kSources ? kSources : 1];  // a copy that no store can reach stays in registers
     for (int source = 0; source < kSources; ++source) {
       fixed_sources[source] = static_cast<const Stored*>(arrays.sources[source]);
@@ -218,19 +236,18 @@ struct Loop {
     for (; i + kVectors * kStep <= count; i += kVectors * kStep) {
       Vector results[kVectors];
       combine(sources, source_count, i, results);
-      for (Vector& result : results) result = finish<Codec>(result, factor);
+      for (Vector& result : results) result = factor.finish(result);
       for (int destination = 0; destination < destination_count; ++destination)
         for (int at = 0; at < kVectors; at += 2)
           store_two<Codec>(destinations[destination] + i + at * kStep, results + at);
     }
-    while (i < count) {
-      const size_t some = count - i < kStep ? count - i : kStep;
-      const Vector value = finish<Codec>(combine_some(sources, source_count, i, some), factor);
-      for (int destination = 0; destination < destination_count; ++destination) {
+    const auto reduce_some = [&](size_t some) RINGTRAIN_TARGET __attribute__((always_inline)) {
+      const Vector value = factor.finish(combine_some(sources, source_count, i, some));
+      for (int destination = 0; destination < destination_count; ++destination)
         store_some<Codec>(destinations[destination] + i, value, some);
-      }
-      i += some;
-    }
+    };
+    for (; i + kStep <= count; i += kStep) reduce_some(kStep);  // whole vectors, without a copy
+    if (i < count) reduce_some(count - i);
   }
 };
 
@@ -333,16 +350,16 @@ RINGTRAIN_TARGET void widen_halves(float* destination, const uint16_t* source, s
 }
 
 template <class Codec>
-RINGTRAIN_TARGET void narrow_halves(float factor, uint16_t* destination, const float* source, size_t count) {
+RINGTRAIN_TARGET void narrow_halves(double scale, uint16_t* destination, const float* source, size_t count) {
   constexpr size_t kStep = kLanes<Codec>;
-  const Floats factors = splat<Floats>(factor);
+  const auto factor = Factor<Codec>::of(scale);
   size_t i = 0;
   for (; i + kStep <= count; i += kStep) {
-    Codec::store(destination + i, finish<Codec>(Plain<float>::load(source + i), factors));
+    Codec::store(destination + i, factor.finish(Plain<float>::load(source + i)));
   }
   if (i < count) {
     const Floats rest = load_some<Plain<float>>(source + i, count - i);
-    store_some<Codec>(destination + i, finish<Codec>(rest, factors), count - i);
+    store_some<Codec>(destination + i, factor.finish(rest), count - i);
   }
 }
 
@@ -354,9 +371,8 @@ void widen_array(DType dtype, float* destination, const void* source, size_t cou
 
 void narrow_array(DType dtype, double factor, void* destination, const float* source, size_t count) {
   uint16_t* halves = static_cast<uint16_t*>(destination);
-  const float narrow_factor = static_cast<float>(factor);
-  return dtype == DType::float16 ? narrow_halves<Float16>(narrow_factor, halves, source, count)
-                                 : narrow_halves<BFloat16>(narrow_factor, halves, source, count);
+  return dtype == DType::float16 ? narrow_halves<Float16>(factor, halves, source, count)
+                                 : narrow_halves<BFloat16>(factor, halves, source, count);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kWidth = 16;
+constexpr int vectors_at_a_time(int sources) { return sources == 0 ? 4 : 2; }
 typedef float Floats __attribute__((vector_size(kWidth)));
 
 inline Floats widen_float16(const uint16_t* from) {

@@ -75,6 +75,7 @@ inline Bits narrow_bfloat16(Value value) {
 }  // namespace half
 
 constexpr size_t kWidth = 16;
+constexpr int vectors_at_a_time(int sources) { return sources == 0 ? 4 : 2; }
 typedef float Floats __attribute__((vector_size(kWidth)));
 typedef uint32_t Words __attribute__((vector_size(kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(kWidth / 2)));

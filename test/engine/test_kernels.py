@@ -75,7 +75,7 @@ def test_sums_of_16_bit_floats_are_rounded_once_to_nearest_even(simd):
     random = np.random.default_rng(7)
     for dtype, nan in HALVES.items():
         every = every_half(dtype)
-        for sources in (2, 3, 4, 5, 8, 9):
+        for sources in range(2, 10):
             arrays = [every, *(random.permutation(every) for _ in range(sources - 1))]
             with np.errstate(all="ignore"):
                 total = arrays[0].astype(np.float32)
@@ -107,7 +107,9 @@ def test_sums_between_two_16_bit_floats_are_rounded_to_nearest_even(simd):
 def test_sums_of_floats_at_every_length_and_alignment(simd):
     use(simd)
     random = np.random.default_rng(8)
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-42, -1e-42, 3e38], np.float32)
+    nans = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
+    numbers = np.array([0.0, -0.0, np.inf, -np.inf, 1e-42, -1e-42, 3e-7, -3e-7, 3e38, 65504.0], np.float32)
+    special = np.concatenate([nans, numbers])
     for dtype, bits, nan in [
         (np.float32, np.uint32, 0x7FC00000),
         *((of, np.uint16, its) for of, its in HALVES.items()),
@@ -125,6 +127,21 @@ def test_sums_of_floats_at_every_length_and_alignment(simd):
                     expected = total.astype(dtype)
                 expected.view(bits)[np.isnan(expected)] = nan
                 require_equal(summed(*arrays).view(bits), expected.view(bits))
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(1, initialised=False)
+@pytest.mark.parametrize("simd", SIMD)
+def test_16_bit_floats_times_a_factor_are_rounded_once_to_nearest_even(simd):
+    use(simd)
+    for dtype, nan in HALVES.items():
+        every = np.concatenate([every_half(dtype), every_half(dtype)[:37]])
+        for factor in (0.5, 1 / 3, 0.125, 3.0, 1e-30, np.nan):
+            with np.errstate(all="ignore"):
+                expected = (every.astype(np.float32) * np.float32(factor)).astype(dtype)
+            result = np.empty_like(every)
+            _core.scale(_core.DTYPES[dtype.name], factor, result.ctypes.data, every.ctypes.data, every.size)
+            require_equal(bits_of(result), with_one_nan(expected, nan))
     hvd.shutdown()
 
 
