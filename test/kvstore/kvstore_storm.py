@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 from kvstore_jobs import Job, Process, job
 
 # Processes that wait for one that is gone must end within this time.
@@ -140,11 +141,10 @@ def _ends_of(one: Job) -> str:
 _OF_STORMS = """
 import pathlib, sys, time
 import numpy as np
-from sklearn.datasets import load_digits
 from ringtrain import kvstore
 least, returns = int(sys.argv[1]), sys.argv[2] == "servers return"
-digits = load_digits()
-inputs, labels = (digits.data / 16).astype(np.float32), digits.target
+with np.load(sys.argv[5]) as digits:
+    inputs, labels = digits["inputs"], digits["labels"]
 training = kvstore.create("dist_async", elastic=True)
 training.set_optimizer("sgd", learning_rate=0.5)
 counting = kvstore.create("dist_async", elastic=True)
@@ -198,7 +198,8 @@ def storm(
         (snapshots := folder / "snapshots").mkdir()
         variables |= {"RINGTRAIN_KV_SNAPSHOT_DIR": str(snapshots), "RINGTRAIN_KV_SNAPSHOT_S": "0.5"}
     kept = "servers return" if servers_return else "servers stay"
-    program = [*_program(folder, _OF_STORMS), str(least_pushes), kept, str(workers), str(folder / "stop")]
+    words = [str(least_pushes), kept, str(workers), str(folder / "stop"), str(_digits(folder))]
+    program = [*_program(folder, _OF_STORMS), *words]
     what = f"seed {seed}, shared memory {memory}, {kept}"
     with job(folder, workers, servers, **variables) as one:
         one.scheduler()
@@ -241,6 +242,15 @@ def storm(
         if any(len(end) != 1 or end[0][:2] != (str(least_pushes),) * 2 for end in ends):
             raise Storm(f"{what}: {ends} is not what was pushed\n{_ends_of(one)}")
     return kills, min(float(end[0][2]) for end in ends)
+
+
+def _digits(folder: Path) -> Path:
+    """A file with scikit-learn's digits: no worker that starts has to import scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    np.savez(file := folder / "digits.npz", inputs=(digits.data / 16).astype(np.float32), labels=digits.target)
+    return file
 
 
 def _wait_for_start(worker: Process, what: str, one: Job) -> None:
