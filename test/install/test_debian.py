@@ -30,8 +30,10 @@ class Environment:
     """Of Debian's Python, with or without its packages."""
 
     def __init__(self, folder: Path, options: list[str], packages: list[str]):
-        subprocess.run([PYTHON, "-m", "venv", *options, str(folder)], check=True, timeout=120)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--only-binary=:all:"]
+        subprocess.run([PYTHON, "-m", "venv", "--without-pip", *options, str(folder)], check=True, timeout=120)
+        # to install another pip, and to compile what nobody imports, takes longer than all else here
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+        pip += ["install", "-q", "--no-compile", "--only-binary=:all:"]
         of_ringtrain = ["ml_dtypes<0.5", "PyYAML", "Jinja2"]
         subprocess.run([*pip, *of_ringtrain, *packages], cwd=folder, check=True, timeout=300)
         self.programs = folder / "bin"

@@ -113,7 +113,9 @@ def plain_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy2(ROOT / name, target)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=120)
     python = str(folder / "venv" / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "-q", "./source[examples]"], cwd=folder, check=True, timeout=900)
+    # to compile SciPy, of which little is imported, takes longer than all else here
+    install = [python, "-m", "pip", "install", "-q", "--no-compile", "./source[examples]"]
+    subprocess.run(install, cwd=folder, check=True, timeout=900)
     return Path(python).parent
 
 
