@@ -10,8 +10,6 @@ import argparse
 import time
 
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
 import ringtrain as hvd
@@ -73,6 +71,10 @@ def parse_options() -> argparse.Namespace:
 
 def load_data() -> list[np.ndarray]:
     """Return training and test images, float64[count, 64] from 0 to 1, and training and test labels from 0 to 9."""
+    # servers of kvstore_digits.py never come here, and start a second earlier
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     images, labels = load_digits(return_X_y=True)
     parts: list[np.ndarray] = train_test_split(images / 16, labels, test_size=0.2, random_state=0)
     return parts
