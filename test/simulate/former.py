@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.compiling import DoubleUnavailable
+from harness.compiling import DoubleUnavailable, filled, folder_of
 
 from simulate.programs import Patch, Program, program
 
 _ROOT = Path(__file__).resolve().parents[2]
 # The commit with the worlds that tell the code of `Former.mended_by`.
 _WORLDS = "3b75f7c"
+_OWN = "test/simulate/core"
 
 
 class Former(NamedTuple):
@@ -30,6 +29,16 @@ class Former(NamedTuple):
     seed: int
     changes: Sequence[Patch] = ()  # of the world, which fit it to the code
     decision: Sequence[Patch] = ()  # the former one, in today's code
+
+    def extract(self, folder: Path) -> None:
+        """Fill `folder` with the code and with the world, from the repository's history."""
+        _extract(f"{self.mended_by}~1", "csrc", folder)
+        _extract(_WORLDS, _OWN, folder)
+        for change in self.changes:
+            text = (file := folder / _OWN / change.file).read_text()
+            if text.count(change.old) != 1:
+                raise RuntimeError(f"{change.file} does not have once: {change.old}")
+            file.write_text(text.replace(change.old, change.new))
 
 
 _SESSION = "kvstore/server/session.cc"
@@ -124,23 +133,12 @@ FORMER: Mapping[int, Former] = {
 }
 
 
-@contextmanager
-def program_of(former: Former) -> Iterator[Program]:
+def program_of(former: Former) -> Program:
     """The world with the code that has the bug. Raises DoubleUnavailable where the repository has no history."""
     if former.decision:
-        yield program(former.world, former.decision)
-        return
-    with tempfile.TemporaryDirectory(prefix="ringtrain-former-") as name:
-        folder = Path(name)
-        _extract(f"{former.mended_by}~1", "csrc", folder)
-        _extract(_WORLDS, "test/simulate/core", folder)
-        own = folder / "test/simulate/core"
-        for change in former.changes:
-            text = (own / change.file).read_text()
-            if text.count(change.old) != 1:
-                raise RuntimeError(f"{change.file} does not have once: {change.old}")
-            (own / change.file).write_text(text.replace(change.old, change.new))
-        yield program(former.world, product=folder / "csrc", own=own)
+        return program(former.world, former.decision)
+    folder = filled(folder_of("former", [former.mended_by, _WORLDS, *map(str, former.changes)], []), former.extract)
+    return program(former.world, product=folder / "csrc", own=folder / _OWN)
 
 
 def _extract(commit: str, path: str, folder: Path) -> None:
@@ -152,10 +150,10 @@ def _extract(commit: str, path: str, folder: Path) -> None:
 
 def tell(former: Former) -> int:
     """Tell the story with its trace; exit status 1 if it has a finding."""
-    with program_of(former) as world:
-        needed = world.needed_faults(former.seed)
-        world.trace(former.seed, [fault for fault in range(len(world.faults(former.seed))) if fault not in needed])
-        findings, _ = world.run(range(former.seed, former.seed + 1))
+    world = program_of(former)
+    needed = world.needed_faults(former.seed)
+    world.trace(former.seed, [fault for fault in range(len(world.faults(former.seed))) if fault not in needed])
+    findings, _ = world.run(range(former.seed, former.seed + 1))
     for finding in findings:
         print(f"finding: {finding.text}")
     return int(bool(findings))

@@ -30,7 +30,10 @@ _TESTS = _OWN.parent.parent
 _PRODUCT = _OWN.parent.parent.parent / "csrc"
 _PACKAGE = _PRODUCT.parent / "ringtrain"
 # The seam is first: its base/clock.h takes the place of the product's.
-_FLAGS = ["-std=c++17", "-O2", "-Wall", "-U_FORTIFY_SOURCE"]
+_FLAGS = ["-std=c++17", "-Wall", "-U_FORTIFY_SOURCE"]
+# Most stories are told by code that is worth its time of compilation. Kernels have few elements in a story, and code
+# with a bug and former code tell few stories.
+_OPTIMISED, _PLAIN = "-O2", "-O0"
 
 # Of each world: its own sources, and those of the product. base/log.cc is the world's own.
 _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
@@ -180,10 +183,14 @@ class _Compiled(Program):
         headers = sorted([*own.rglob("*.h"), *product.rglob("*.h")])
         flags = [*_FLAGS, f"-I{own / world / 'seam'}", f"-I{own / 'seam'}", f"-I{own}"]
         linking = _LINKING.get(world, ())
-        patches = [*_SCALES.get(world, ()), *patches]
-        folder = folder_of(f"simulate-{world}", [*flags, *linking, *map(str, patches)], [*sources, *headers])
-        build = functools.partial(_build, sources, flags, linking, product, patches)
-        self._path = filled(folder, build) / _PROGRAM
+        scales = _SCALES.get(world, ())
+        correct = _Compiled(world, (), product, own)._folder if patches else None
+        folder = folder_of(
+            f"simulate-{world}", [*flags, *linking, *map(str, (*scales, *patches))], [*sources, *headers]
+        )
+        build = functools.partial(_build, sources, flags, linking, product, scales, patches, correct)
+        self._folder = filled(folder, build)
+        self._path = self._folder / _PROGRAM
 
     def trace(self, seed: int, without: Sequence[int]) -> None:
         words = [str(self._path), str(seed), str(seed + 1), "--trace", "--without", _list(without)]
@@ -266,22 +273,36 @@ def _build(
     flags: Sequence[str],
     linking: Sequence[str],
     product: Path,
-    patches: Sequence[Patch],
+    scales: Sequence[Patch],
+    bugs: Sequence[Patch],
+    correct: Path | None,
     folder: Path,
 ) -> None:
+    """`correct`: the folder of the program without `bugs`, whose objects serve where no bug is in them."""
     # Quotes look beside the including file first, so patched files have the folder of the product after their own.
-    patched = _patched(product, patches)
+    patched = _patched(product, [*scales, *bugs])
     including = [*flags, *(f"-I{own}" for own in patched.values()), f"-I{product}"]
 
     def compile_one(source: Path) -> str:
         name = str(source.relative_to(product)) if source.is_relative_to(product) else ""
-        compiled = str(folder / f"{source.parent.name}-{source.stem}.o")
-        run_compiler([*including, "-c", str(patched[name] / name if name in patched else source), "-o", compiled])
+        object_name = f"{source.parent.name}-{source.stem}.o"
+        if correct is not None and not _is_made_of(correct / object_name, [bug.file for bug in bugs]):
+            return str(correct / object_name)
+        is_plain = correct is not None or product != _PRODUCT or name.startswith("kernels/")
+        words = [_PLAIN if is_plain else _OPTIMISED, *including, "-MMD"]
+        compiled = str(folder / object_name)
+        run_compiler([*words, "-c", str(patched[name] / name if name in patched else source), "-o", compiled])
         return compiled
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(compile_one, sources))
     run_compiler([*objects, *linking, "-o", str(folder / _PROGRAM)])
+
+
+def _is_made_of(compiled: Path, names: Sequence[str]) -> bool:
+    """Whether one of these files of the product is the source of this object, or included there."""
+    files = compiled.with_suffix(".d").read_text().split()
+    return any(file.endswith(f"/{name}") for file in files for name in names)
 
 
 def _patched(product: Path, patches: Sequence[Patch]) -> Mapping[str, Path]:
