@@ -4,12 +4,12 @@ import os
 import subprocess
 
 import pytest
-from harness.compiling import CORE, program
+from harness.compiling import CORE, SANITIZED, program
 
 pytestmark = pytest.mark.slow
 
 _SOURCE = CORE.parent / "test" / "engine" / "threads" / "main.cc"
-_FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off", "-fsanitize=thread", f"-I{CORE}"]
+_FLAGS = [*SANITIZED["thread"], f"-I{CORE}"]
 _FOLDERS = ("base", "kernels", "network", "gpu", "memory", "coordination", "record", "collectives", "runtime")
 
 

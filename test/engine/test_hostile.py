@@ -8,12 +8,11 @@ import subprocess
 import time
 
 import pytest
-from harness.compiling import CORE, program
+from harness.compiling import CORE, SANITIZED, program
 
 _OWN = CORE.parent / "test" / "engine" / "hostile"
 _WIRE = CORE.parent / "test" / "engine" / "simulation"
-_SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
-_FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", *_SANITIZERS, f"-I{CORE}", f"-I{_WIRE}", f"-I{_OWN}"]
+_FLAGS = [*SANITIZED["address"], f"-I{CORE}", f"-I{_WIRE}", f"-I{_OWN}"]
 # They need shared memory, or MPI.
 _NOT_NEEDED = ("shm_channel.cc", "mpi.cc")
 # A frame that claims a length that no memory has is refused by what the allocator says.

@@ -19,6 +19,12 @@ _FILES_OF_STORES = (
     "memory/shm.cc",
     "coordination/operation.cc",
 )
+_CHECKED = ("-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off")
+# The flags of all programs with a sanitizer: ccache has what one of them has compiled for the next one.
+SANITIZED = {
+    "address": (*_CHECKED, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-sanitize=vptr"),
+    "thread": (*_CHECKED, "-fsanitize=thread"),
+}
 
 
 class DoubleUnavailable(Exception):
@@ -73,10 +79,9 @@ def run_compiler(arguments: Sequence[str]) -> None:
         raise RuntimeError(f"{' '.join(line)}:\n{ended.stderr}")
 
 
-def store_program(source: Path, sanitizers: str, *more_flags: str) -> Path:
-    """A program in C++ with all that a store needs, built with these sanitizers. Raises as `run_compiler`."""
-    flags = ["-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off", f"-fsanitize={sanitizers}", *more_flags]
-    flags.append(f"-I{CORE}")
+def store_program(source: Path, sanitizer: str) -> Path:
+    """A program in C++ with all that a store needs, built with one of SANITIZED. Raises as `run_compiler`."""
+    flags = [*SANITIZED[sanitizer], f"-I{CORE}"]
     of_core = [path for folder in _FOLDERS_OF_STORES for path in sorted((CORE / folder).rglob("*.cc"))]
     sources = [source, *of_core, *(CORE / name for name in _FILES_OF_STORES)]
     return program(source.parent.name.replace("_", ""), flags, sources, CORE.rglob("*.h"))

@@ -10,7 +10,6 @@ from harness.compiling import DoubleUnavailable, store_program
 pytestmark = pytest.mark.alike
 
 _SOURCE = Path(__file__).resolve().parent / "fuzz" / "main.cc"
-_SANITIZERS = "address,undefined"
 _ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
@@ -20,7 +19,7 @@ _ENVIRONMENT = {
 
 def survives(seconds, seed, way):
     try:
-        program = store_program(_SOURCE, _SANITIZERS, "-fno-sanitize-recover=undefined", "-fno-sanitize=vptr")
+        program = store_program(_SOURCE, "address")
     except DoubleUnavailable as error:
         pytest.skip(str(error))
     command = [str(program), str(seconds), str(seed), way]
