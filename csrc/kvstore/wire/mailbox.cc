@@ -69,7 +69,12 @@ void GuardedTurns::pause_after(const Error& error) {
   poll(nullptr, 0, kPause_ms);
 }
 
+// The Poller may have read the event of a letter that came after the last ones were taken.
 void Mailbox::sleep(double longest_s) {
+  {
+    const Lock lock(mutex_);
+    if (!letters_.empty()) return;
+  }
   pollfd waits = {poller_.descriptor(), POLLIN, 0};
   poll(&waits, 1, static_cast<int>(std::ceil(std::max(0.0, longest_s) * 1e3)));
 }

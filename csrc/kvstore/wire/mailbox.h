@@ -28,7 +28,7 @@ class Mailbox final : public Watched {
   // The thread of the Poller: does all that has come, and then throws the first error of it.
   void empty() EXCLUDES(mutex_);
   // Sleeps until there is something to do for the Poller, or for at most so long.
-  void sleep(double longest_s);
+  void sleep(double longest_s) EXCLUDES(mutex_);
 
  private:
   void is_ready(uint32_t events) override;

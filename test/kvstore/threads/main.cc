@@ -16,8 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "kvstore/server/server.h"
+#include "kvstore/wire/mailbox.h"
 #include "kvstore/worker/client.h"
 
 using namespace ringtrain;
@@ -49,6 +51,22 @@ int make_listener() {
   require(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && listen(listener, 64) == 0,
           std::strerror(errno));
   return listener;
+}
+
+// A thread posts while that of the Poller is between its letters and its sockets, as it may at any time.
+void require_that_letters_wake() {
+  constexpr double kSleep_s = 20;
+  Poller poller;
+  Mailbox mailbox(poller);
+  bool is_read = false;
+  mailbox.empty();
+  std::thread([&] { mailbox.post([&] { is_read = true; }); }).join();
+  poller.run();
+  const double begin_s = now_s();
+  mailbox.sleep(kSleep_s);
+  require(now_s() - begin_s < kSleep_s / 2, "a mailbox slept although a letter had come");
+  mailbox.empty();
+  require(is_read, "a letter was lost");
 }
 
 // Synchronous: store 0; asynchronous: 1; asynchronous, and a thread of the server's updates: 2.
@@ -171,6 +189,7 @@ class Job {
 }  // namespace
 
 int main(int, char** arguments) {
+  require_that_letters_wake();
   Job(std::string(arguments[1]) == "shared" ? "here" : "").run();
   std::puts("exact");
 }
