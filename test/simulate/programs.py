@@ -184,12 +184,12 @@ class _Compiled(Program):
         flags = [*_FLAGS, f"-I{own / world / 'seam'}", f"-I{own / 'seam'}", f"-I{own}"]
         linking = _LINKING.get(world, ())
         scales = _SCALES.get(world, ())
-        correct = _Compiled(world, (), product, own)._folder if patches else None
+        correct: Path | None = _Compiled(world, (), product, own)._folder if patches else None
         folder = folder_of(
             f"simulate-{world}", [*flags, *linking, *map(str, (*scales, *patches))], [*sources, *headers]
         )
         build = functools.partial(_build, sources, flags, linking, product, scales, patches, correct)
-        self._folder = filled(folder, build)
+        self._folder: Path = filled(folder, build)
         self._path = self._folder / _PROGRAM
 
     def trace(self, seed: int, without: Sequence[int]) -> None:
