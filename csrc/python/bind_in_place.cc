@@ -181,11 +181,12 @@ class PreparedArray {
   }
 
   // As start(), and false while the last submission is here, or on a thread that has not called start(). The title and
-  // the site are cast only where they are given: most gradients come without.
+  // the site are cast only where they are given: most gradients come without. Another thread may begin while the array
+  // is looked at, by functions of Python.
   bool begin(nb::handle array, bool is_awaited, nb::handle title, nb::handle site) {
-    if (has_begun() || !is_known_to_submit) return false;
+    if (!is_known_to_submit) return false;
     const std::optional<TensorPlace> place = place_of(array);
-    if (!place) return false;
+    if (!place || has_begun()) return false;
     begun_ = site.is_none()
                  ? submit(*place, caller_that(is_awaited))
                  : submit(*place, caller_that(is_awaited), nb::cast<std::string>(title), nb::cast<const Site*>(site));

@@ -424,7 +424,7 @@ class PreparedTensors(Generic[_Key]):
                 prepared.end(error)
                 raise
             if result is False:
-                return prepared.wait()
+                return prepared.as_handle().wait()
             if result is not None:
                 return result
         return self._submit_new(tensor, key, True, weight, site).wait()

@@ -11,6 +11,10 @@ from harness.exact import require_equal
 
 import ringtrain as hvd
 from ringtrain import _core
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.engine.submission import Prepared
+from ringtrain.failure import call_site
+from ringtrain.handles import Handle
 from ringtrain.training.gradient_batch import GradientBatch
 
 
@@ -109,6 +113,25 @@ def test_a_prepared_name_in_flight_is_refused_and_the_place_of_the_call_is_known
         hvd.barrier()
         hvd.allreduce_(arrays[0], name="prepared: in flight")
     assert all(one["site"].endswith(place) for one in submitted_under("prepared: in flight"))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_an_array_that_another_thread_begins_during_a_look_stays_begun():
+    first, second = np.ones(2), np.full(2, 5.0)
+    view_of = adapter_for(first).view_in_place
+
+    def look(array):
+        if array is second:  # as a thread that Python lets run now
+            assert prepared.begin(first, True, "", None)
+        return view_of(array)
+
+    agreed = "prepared: two threads", hvd.Sum, 1.0, 1.0, 0, 0
+    prepared = Prepared(view_of(first), *agreed, call_site(), np.ndarray, look, None, None)
+    Handle(prepared.start(first, "", None), first).wait()
+    assert prepared.begin_and_finish(second) is None
+    require_equal(prepared.wait(), np.full(2, 4.0))
+    require_equal(second, np.full(2, 5.0))
 
 
 @pytest.mark.fast
