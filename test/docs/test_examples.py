@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import gpu_arrays, gpu_double
 from harness.compiling import DoubleUnavailable
-from harness.examples import ExampleRanks
+from harness.examples import example_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120
@@ -34,11 +34,7 @@ def run(ranks, example, *arguments, environment=None):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def examples():
-    """Runs an example as run() does, but in processes that have run others."""
-    with ExampleRanks("") as ranks:
-        yield ranks
+examples = example_ranks("")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,11 @@ import io
 import pickle
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from harness.job import Job
 from harness.protocol import Task
@@ -53,6 +57,17 @@ class ExampleRanks:
             self._jobs.pop(ranks).kill()
         conclude(result)
         return "".join(rank.output for rank in result.ranks)
+
+
+def example_ranks(library: str) -> Any:
+    """Returns a fixture for a module: ExampleRanks that stay for all of its tests."""
+
+    @pytest.fixture(scope="module")
+    def examples() -> Iterator[ExampleRanks]:
+        with ExampleRanks(library) as ranks:
+            yield ranks
+
+    return examples
 
 
 def _main_of(example: str, arguments: list[str]) -> None:

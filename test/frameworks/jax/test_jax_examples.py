@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from harness.examples import ExampleRanks
+from harness.examples import example_ranks
 from harness.frameworks import need
 from test_examples import run
 
@@ -14,12 +14,7 @@ need("jax", "optax", "sklearn", "tqdm", "matplotlib")
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(scope="module")
-def examples():
-    """Runs an example as run() does, but in processes that have run others."""
-    with ExampleRanks("jax") as ranks:
-        yield ranks
+examples = example_ranks("jax")
 
 
 def epochs_in(printed):

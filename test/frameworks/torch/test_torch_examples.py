@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.examples import ExampleRanks
+from harness.examples import example_ranks
 from harness.frameworks import need, on_demand
 
 torch = on_demand("torch")
@@ -25,12 +25,7 @@ TIMEOUT_S = 120
 SMALL_LM = ["--steps", 2, "--batch-size", 2, "--context", 32, "--width", 64, "--layers", 1]
 SMALL_BENCHMARK = ["--model", "resnet18", "--image-size", 32, "--batch-size", 2, "--num-warmup-batches", 1]
 
-
-@pytest.fixture(scope="module")
-def examples():
-    """Runs an example as run() does, but in processes that have run others."""
-    with ExampleRanks("torch") as ranks:
-        yield ranks
+examples = example_ranks("torch")
 
 
 def run(ranks, example, *arguments):
