@@ -6,9 +6,11 @@ The floor is measured in the same rounds: all ranks at the same time read and wr
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,31 +29,41 @@ from ringtrain.bench.rounds import Array, Contestant
 
 
 # Files that never had a name, which no MPI has there; or had one, where ranks cannot see each other's processes.
-_SEGMENT = re.compile(r" /dev/shm/(#\d+|ringtrain-\w+-\S+) \(deleted\)$")
+_SEGMENT = re.compile(r"/dev/shm/(#\d+|ringtrain-\w+-\S+) \(deleted\)$")
+_STAT_BLOCK_BYTES = 512
 
 
 class OwnMemory(NamedTuple):
-    """Bytes. `mapped` is the size of the node's shared segments that this process has mapped; `segments` its part of
-    their memory in use, each page divided by how many processes have it; `private` what the process itself has."""
+    """Bytes. `of_node` is the memory in use of the node's shared segments; `segments` the part of this process, each
+    page divided by how many processes have it; `private` what the process itself has."""
 
-    mapped: int
+    of_node: int
     segments: int
     private: int
 
     @classmethod
     def read(cls) -> OwnMemory:
         """Returns what the kernel says now."""
-        mapped = segments = 0
+        segments = 0
         is_segment = False
         for line in Path("/proc/self/smaps").read_text().splitlines():
             name, *values = line.split()
             if not name.endswith(":"):
                 is_segment = _SEGMENT.search(line) is not None
-            elif is_segment and name == "Size:":
-                mapped += _bytes(values)
             elif is_segment and name == "Pss:":
                 segments += _bytes(values)
-        return cls(mapped, segments, _private())
+        return cls(_of_node(), segments, _private())
+
+
+def _of_node() -> int:
+    """Not the size of the segments: the arena has as much address space for each rank as the host has memory."""
+    blocks = {}
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of this folder is closed, and those of other threads may be
+            if _SEGMENT.match(os.readlink(file)):
+                status = file.stat()
+                blocks[status.st_dev, status.st_ino] = status.st_blocks
+    return sum(blocks.values()) * _STAT_BLOCK_BYTES
 
 
 def _private() -> int:
@@ -182,11 +194,11 @@ def _own_memory(session: Session, contestant: Contestant, before: OwnMemory) -> 
 
 
 def _memory_text(launches: list[dict[str, Any]]) -> str:
-    most = [max(fact[name] for fact in launches) / (1 << 20) for name in ("segments", "private", "mapped")]
-    segments, private, mapped = most
+    most = [max(fact[name] for fact in launches) / (1 << 20) for name in OwnMemory._fields]
+    of_node, segments, private = most
     return (
         f"memory of ringtrain itself, for each rank: {segments + private:.1f} MiB, of which {private:.1f} private "
-        f"and {segments:.1f} its share of the node's {mapped:.1f} of segments"
+        f"and {segments:.1f} its share of the node's {of_node:.1f} of segments"
     )
 
 

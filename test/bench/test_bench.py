@@ -237,8 +237,21 @@ def test_a_busy_core_is_busy_until_it_is_left():
 @pytest.mark.ranks(2)
 def test_own_memory_is_the_segments_and_the_private_pages():
     memory = OwnMemory.read()
-    assert 0 < memory.segments <= memory.mapped
+    assert 0 < memory.segments <= memory.of_node
     assert memory.private > 0
+
+
+@pytest.mark.ranks(2)
+def test_the_memory_of_segments_is_that_in_use_and_not_their_size():
+    page = os.sysconf("SC_PAGESIZE")
+    size = 1000 * page
+    before = OwnMemory.read()
+    hvd.barrier()
+    array = hvd.empty(size, np.uint8)
+    hvd.barrier()
+    grown = OwnMemory.read().of_node - before.of_node
+    hvd.barrier()  # arrays may end from here on
+    assert abs(grown - 2 * array.nbytes) <= 2 * page
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------
@@ -418,7 +431,7 @@ def test_a_step_is_measured_with_its_floor_and_its_memory_in_two_launches(tmp_pa
     shared = ["ringtrain.empty"] if hasattr(hvd, "empty") else []
     require_sane(result, ["ringtrain", "floor", *shared, *mpi], rounds=2)
     assert result.rows[0].key == {"model": "resnet50", "tensors": 161, "bytes": 102_228_128}
-    assert len(result.facts) == 2 and all(0 < fact["segments"] <= fact["mapped"] for fact in result.facts)
+    assert len(result.facts) == 2 and all(0 < fact["segments"] <= fact["of_node"] for fact in result.facts)
     assert "of the floor" in printed and "memory of ringtrain itself" in printed
 
 
