@@ -20,6 +20,8 @@ constexpr double kPatience_s = 0.1;
 // See connector.h. A rank sends its hello as soon as it is connected, so only a stranger keeps silent.
 constexpr double kHello_s = 1, kHandshake_s = 5;
 constexpr size_t kMostAnswered = 256;
+// Connections that are accepted at a time: a crowd of strangers must not keep the streams of ranks waiting.
+constexpr int kMostAtATime = 4;
 // How long nobody listens where no file descriptor is left, not even to turn somebody away.
 constexpr double kNoDescriptor_s = 0.1;
 
@@ -82,8 +84,10 @@ Connector::~Connector() = default;
 
 // --------------------------------------------------------------------------------------------------------- answering
 
+// The listener stays ready while connections are left in the kernel's queue.
 void Connector::accept(Listener& listener) {
-  while (answered_ < kMostAnswered) {
+  for (int accepted = 0; answered_ < kMostAnswered; ++accepted) {
+    if (accepted == kMostAtATime) return;
     Descriptor socket(accept4(listener.socket(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket)
       answer(std::move(socket));

@@ -127,6 +127,9 @@ SOCKETS = {
             "{DialFailure::refused, DialFailure::turned_away, DialFailure::no_descriptor}",
         ),
     ),
+    "a crowd of strangers keeps the streams of ranks waiting": (
+        Patch(_CONNECTOR, "if (accepted == kMostAtATime) return;", "(void)kMostAtATime;"),
+    ),
     "nobody dials a rank that is waited for": (Patch(_CONNECTOR, "  wanted_.push_back(rank);\n}", "}"),),
     "a receive that was given up keeps its memory": (Patch(_NETWORK, "if (in) in->place = nullptr;", ""),),
     "a send that was given up keeps the memory of its caller": (Patch(_NETWORK, "if (out) out->keep_data();", ""),),
