@@ -16,6 +16,7 @@ import ringtrain as hvd
 from harness import processes
 from harness.exact import DTYPES, FLOATS, MAX_RANKS, OPS, data, data_of_ranks, reference, require_equal
 from harness.examples import ExampleRanks
+from harness.forked import forks_of
 from harness.hosts import hosts_or_skip, simulated_hosts
 from harness.plugin import IMPORTED_BY_COLLECTION
 from harness.rooms import TEST_FOLDER
@@ -212,6 +213,31 @@ def test_examples_run_in_ranks_that_stay_until_one_fails():
             examples.run(1, "process_sets.py")
         assert examples.run(2, "process_sets.py").count("in a set of") == 2
         assert list(examples._jobs) == [2] and examples._jobs[2] is first
+
+
+forks = forks_of("json")
+
+FORKED = """
+import os, sys, time
+print(sys.argv[1:], os.environ["COLOUR"], "json" in sys.modules, flush=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(3)
+"""
+
+
+def test_forked_processes_are_those_that_python_would_have_been_started_for(forks, tmp_path):
+    script, environment = tmp_path / "forked.py", {**os.environ, "COLOUR": "green"}
+    script.write_text(FORKED)
+    for number, words in enumerate((["-c", FORKED], [str(script)])):
+        lives = forks.start([*words, "1000"], environment, tmp_path / f"lives{number}")
+        ends = forks.start([*words, "0"], environment, tmp_path / f"ends{number}")
+        assert (ends.ends(60), ends.returncode) == ("['0'] green True\n", 3)
+        lives.wait_for("green", 60)
+        assert lives.poll() is None
+        lives.send_signal(signal.SIGKILL)
+        assert lives.wait() == lives.poll() == -signal.SIGKILL
+    wrong = forks.start(["-c", "raise ValueError('blue')"], environment, tmp_path / "wrong")
+    assert wrong.ends(60).endswith("ValueError: blue\n") and wrong.returncode == 1
 
 
 @pytest.mark.ranks(4, hosts=(2, 2), isolated=True)

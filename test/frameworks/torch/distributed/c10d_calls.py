@@ -3,7 +3,6 @@
 Calls that pass with gloo have to pass with ringtrain. Calls that gloo refuses are made with ringtrain alone.
 """
 
-import os
 import sys
 from datetime import timedelta
 
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 torch.set_num_threads(1)
-IS_GLOO = sys.argv[1:2] == ["gloo"] and "RINGTRAIN_AS_GLOO" not in os.environ
+IS_GLOO = False  # of the groups that are checked
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64]
@@ -333,10 +332,12 @@ def run_all(group=None, ranks=None):
         call(group, ranks, me)
 
 
-def check(backend, url):
+def check(backend, url, **place):
     """Run every call in the default group and in others, from its beginning to its end."""
-    dist.init_process_group(backend, init_method=url, timeout=timedelta(seconds=60))
+    global IS_GLOO
+    dist.init_process_group(backend, init_method=url, timeout=timedelta(seconds=60), **place)
     assert dist.get_backend() == backend
+    IS_GLOO = type(dist.group.WORLD).__module__.startswith("torch.")
     run_all()
     size, rank = dist.get_world_size(), dist.get_rank()
     if size > 2:

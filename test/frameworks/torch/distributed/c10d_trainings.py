@@ -1,9 +1,4 @@
-"""Trainings as torch's documentation writes them: `python c10d_trainings.py FOLDER [WHICH...]`, as a rank of torchrun.
-
-Each comes to a number, which has to be the same with gloo and with ringtrain.
-"""
-
-import sys
+"""Trainings as torch's documentation writes them. Each comes to a number, the same with gloo and with ringtrain."""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import ringtrain.torch.distributed  # noqa: F401
 
 torch.set_num_threads(1)
-FOLDER = sys.argv[1]
+FOLDER = ""  # of the checkpoints
 
 
 def make_model(width=32):
@@ -432,18 +427,12 @@ ALL = (
 )
 
 
-def main():
-    chosen = [one for one in ALL if not sys.argv[2:] or one.__name__ in sys.argv[2:]]
-    losses = {}
-    for backend in ("gloo", "ringtrain", "ringtrain"):  # the second time all is made anew
-        dist.init_process_group(backend)
-        losses[backend] = {one.__name__: one() for one in chosen}
-        rank = dist.get_rank()
-        dist.destroy_process_group()
-        torch._dynamo.reset()
-    assert losses["ringtrain"] == losses["gloo"], losses
-    print(f"rank {rank}: {len(chosen)} trainings are the same", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def losses(folder, backend, url, **place):
+    """Returns the number of each, by its name: with this backend, from the beginning of its group to the end."""
+    global FOLDER
+    FOLDER = folder
+    dist.init_process_group(backend, init_method=url, **place)
+    found = {one.__name__: one() for one in ALL}
+    dist.destroy_process_group()
+    torch._dynamo.reset()
+    return found

@@ -16,8 +16,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from harness.forked import forks_of
 from harness.frameworks import need_torch_of_backend, on_demand
 from harness.socket_ranks import free_port
+
+from ringtrain.job import launched_by
 
 need_torch_of_backend()
 
@@ -29,6 +32,9 @@ flight = on_demand("ringtrain.flight")
 flight_recorder = on_demand("ringtrain.record.flight_recorder")
 naming = on_demand("ringtrain.torch.distributed.naming")
 c10d_calls = on_demand("c10d_calls")
+c10d_trainings = on_demand("c10d_trainings")
+
+forks = forks_of("torch", "ringtrain.torch.distributed")
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 240
@@ -95,14 +101,22 @@ def test_every_call_gives_exact_results_in_every_group():
     c10d_calls.check("ringtrain", "ringtrain://")
 
 
-@pytest.mark.slow
-def test_every_call_that_is_checked_is_right_with_gloo():
-    assert run(torchrun(3), "c10d_calls.py", "gloo").count("every call is right") == 3
+@pytest.mark.ranks(2, initialised=False, slow=[2], timeout=120)
+def test_every_call_gives_exact_results_in_a_job_that_begins_with_the_group():
+    c10d_calls.check("ringtrain", "ringtrain://")
 
 
-@pytest.mark.slow
+@pytest.mark.ranks(3, slow=[3], timeout=120)
+def test_every_call_that_is_checked_is_right_with_gloo(tmp_path):
+    c10d_calls.check("gloo", f"file://{tmp_path}/meeting", rank=hvd.rank(), world_size=3)
+
+
+@pytest.mark.ranks(2, initialised=False, slow=[2], timeout=240)
 def test_trainings_have_the_loss_that_they_have_with_gloo(tmp_path):
-    assert run(torchrun(2), "c10d_trainings.py", tmp_path).count("trainings are the same") == 2
+    place = launched_by.detect()
+    losses = c10d_trainings.losses(tmp_path, "gloo", f"file://{tmp_path}/meeting", rank=place.rank, world_size=2)
+    for _ in range(2):  # the second time all is made anew
+        assert c10d_trainings.losses(tmp_path, "ringtrain", "ringtrain://") == losses
 
 
 @pytest.mark.slow
@@ -186,12 +200,6 @@ def test_a_pytorch_that_does_not_take_the_backend_is_imported_all_the_same(monke
 def test_a_program_that_asks_for_gloo_gets_ringtrain():
     printed = run(torchrun(3), "c10d_calls.py", "gloo", RINGTRAIN_AS_GLOO="1")
     assert printed.count("every call is right") == 3
-
-
-@pytest.mark.slow
-def test_ringrun_starts_ranks_without_a_master_address():
-    launcher = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", sys.executable]
-    assert run(launcher, "c10d_calls.py", "ringtrain", "ringtrain://").count("every call is right") == 2
 
 
 @pytest.mark.ranks(2)
@@ -718,24 +726,21 @@ def test_backward_raises_errors_of_others_as_they_are():
 
 
 @contextlib.contextmanager
-def ranks_of(script, size, *arguments):
+def ranks_of(forks, folder, program, size, *arguments):
     """The processes of a job that meets at MASTER_ADDR. They are killed in the end."""
+    script = folder / "script.py"
+    script.write_text(program)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    words = [str(script), *map(str, arguments)]
+    ranks = []
     try:
+        for rank in range(size):
+            environment = {**os.environ, **place, "RANK": str(rank)}
+            ranks.append(forks.start(words, environment, folder / f"output-{rank}"))
         yield ranks
     finally:
         for process in ranks:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.ranks(2)
@@ -773,22 +778,16 @@ dist.destroy_process_group()
 """
 
 
-def test_a_stall_warning_says_which_group_call_and_bucket_waits_and_where_in_the_script(tmp_path, monkeypatch):
-    script = tmp_path / "late.py"
-    script.write_text(_LATE)
+def test_a_stall_warning_says_which_group_call_and_bucket_waits_and_where_in_the_script(forks, tmp_path, monkeypatch):
     monkeypatch.setenv("RINGTRAIN_STALL_WARNING_TIME_S", "0.5")
     monkeypatch.setenv("RINGTRAIN_STALL_SHUTDOWN_TIME_S", "60")
     bucket = r"bucket 0 of DistributedDataParallel \(3\.bias, 3\.weight\)"
-    where = r"rank 0 submitted it \(at [^ ]*late\.py:16\), rank 1 did not"
+    where = r"rank 0 submitted it \(at [^ ]*script\.py:16\), rank 1 did not"
     warning = re.compile(rf'all_reduce #\d+ of group "\w+" \(pair\), {bucket}: waited \d+ s\. {where}')
     go_on = tmp_path / "warned"
-    with ranks_of(script, 2, str(go_on)) as ranks:
-        told = []
-        for line in ranks[0].stdout:
-            told.append(line)
-            if warning.search(line):
-                go_on.touch()
-        assert go_on.exists(), "".join(told)
+    with ranks_of(forks, tmp_path, _LATE, 2, go_on) as ranks:
+        ranks[0].wait_for(warning, LIMIT_S)
+        go_on.touch()
         assert [process.wait(LIMIT_S) for process in ranks] == [0, 0]
 
 
@@ -815,11 +814,9 @@ dist.barrier()
 """
 
 
-def test_python_ends_after_the_callbacks_of_futures_that_are_under_way(tmp_path):
-    script = tmp_path / "calls_back.py"
-    script.write_text(_CALLS_BACK_AT_EXIT)
-    with ranks_of(script, 2) as ranks:
-        texts = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
+def test_python_ends_after_the_callbacks_of_futures_that_are_under_way(forks, tmp_path):
+    with ranks_of(forks, tmp_path, _CALLS_BACK_AT_EXIT, 2) as ranks:
+        texts = [process.ends(LIMIT_S) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], texts
     assert [text.count("came back") for text in texts] == [2, 1], texts
 
@@ -851,11 +848,9 @@ os._exit(0)
 """
 
 
-def test_a_killed_rank_is_named_by_the_backward_of_ddp_and_by_each_later_call(tmp_path):
-    script = tmp_path / "lost.py"
-    script.write_text(_LOST)
-    with ranks_of(script, 3) as ranks:
-        texts = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
+def test_a_killed_rank_is_named_by_the_backward_of_ddp_and_by_each_later_call(forks, tmp_path):
+    with ranks_of(forks, tmp_path, _LOST, 3) as ranks:
+        texts = [process.ends(LIMIT_S) for process in ranks]
     assert ranks[1].returncode == -signal.SIGKILL
     for rank in (0, 2):
         assert ranks[rank].returncode == 0 and "lost in backward" in texts[rank], texts[rank]
@@ -894,12 +889,10 @@ os._exit(0)
         ("alone", [0, 2, 3], r"RemoteError .*rank 1 .*raised ValueError: a bad batch"),
     ],
 )
-def test_every_rank_that_is_left_has_a_typed_error(tmp_path, how, left, expected):
-    script = tmp_path / "struck.py"
-    script.write_text(_STRUCK)
-    with ranks_of(script, 4, how) as ranks:
+def test_every_rank_that_is_left_has_a_typed_error(forks, tmp_path, how, left, expected):
+    with ranks_of(forks, tmp_path, _STRUCK, 4, how) as ranks:
         for rank in left:
-            text = ranks[rank].communicate(timeout=LIMIT_S)[0]
+            text = ranks[rank].ends(LIMIT_S)
             lines = [line for line in text.splitlines() if re.match(r"\w+Error [\d.]+ ", line)]
             assert ranks[rank].returncode == 0 and lines, text
             assert re.match(expected, lines[0]), text
@@ -930,15 +923,13 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("count", [1, 4_000_000])
-def test_a_rank_that_stops_anywhere_ends_the_wait_of_the_others_at_the_timeout_of_the_group(tmp_path, count):
-    script = tmp_path / "stopped.py"
-    script.write_text(_STOPPED)
-    with ranks_of(script, 3, str(count)) as ranks:
-        assert ranks[1].stdout.readline() == "begins\n"
+def test_a_rank_that_stops_anywhere_ends_the_wait_of_the_others_at_the_timeout_of_the_group(forks, tmp_path, count):
+    with ranks_of(forks, tmp_path, _STOPPED, 3, count) as ranks:
+        ranks[1].wait_for("begins", LIMIT_S)
         time.sleep(0.5)
         ranks[1].send_signal(signal.SIGSTOP)
         for rank in (0, 2):
-            text = ranks[rank].communicate(timeout=60)[0]
+            text = ranks[rank].ends(60)
             found = re.search(r"^StalledError ([\d.]+) ", text, re.M)
             assert ranks[rank].returncode == 0 and found, text
             assert float(found[1]) < 10, text
