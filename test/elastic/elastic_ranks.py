@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from harness.forked import Forked, Forks
 from harness.hosts import SimulatedHosts
 
 from ringtrain.job.rendezvous import secret
@@ -27,7 +28,7 @@ END_S = 60.0
 class Process:
     """One of them; what it prints goes to a file."""
 
-    def __init__(self, number: int, popen: subprocess.Popen[bytes], output: Path):
+    def __init__(self, number: int, popen: subprocess.Popen[bytes] | Forked, output: Path):
         self.member = f"here/{number}"
         self.popen = popen
         self._output = output
@@ -91,9 +92,11 @@ class Job:
         limits: Limits,
         variables: dict[str, str],
         hosts: SimulatedHosts | None = None,
+        forks: Forks | None = None,
     ):
         secret.write(folder / "secret")
         self._hosts = hosts
+        self._forks = forks
         self._program = program
         self._folder = folder
         self._variables = variables
@@ -126,14 +129,17 @@ class Job:
             **self._variables,
             **variables,
         }
+        environment = {name: value for name, value in environment.items() if value}
+        output = self._folder / f"output-{number}"
+        if self._forks is not None:
+            return Process(number, self._forks.start(self._program, environment, output), output)
         command = [sys.executable, *self._program]
         if self._hosts is not None:
             command = self._hosts.command_on(number % len(self._hosts.names), command)
-        output = self._folder / f"output-{number}"
         with output.open("wb") as file:
             popen = subprocess.Popen(
                 command,
-                env={name: value for name, value in environment.items() if value},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -174,11 +180,12 @@ def elastic_job(
     timeout_s: float = 30.0,
     reset_limit: int | None = None,
     hosts: SimulatedHosts | None = None,
+    forks: Forks | None = None,
     **variables: str,
 ) -> Iterator[Job]:
-    """A job of `first` processes; what still runs at the end is killed."""
+    """A job of `first` processes, which are forked where forks are given; what still runs at the end is killed."""
     command = ["-c", program] if isinstance(program, str) else program
-    job = Job(command, folder, Limits(first, least, most, timeout_s, reset_limit), variables, hosts)
+    job = Job(command, folder, Limits(first, least, most, timeout_s, reset_limit), variables, hosts, forks)
     try:
         job.start(first)
         yield job

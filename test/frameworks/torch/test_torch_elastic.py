@@ -2,6 +2,7 @@
 
 import pytest
 from elastic_ranks import elastic_job
+from harness.forked import forks_of
 from harness.frameworks import on_demand
 
 from ringtrain.elastic import states
@@ -11,6 +12,8 @@ torch = on_demand("torch")
 hvd = on_demand("ringtrain.torch")
 
 SLOW = pytest.mark.slow
+
+forks = forks_of("torch", "ringtrain.torch")
 
 # ------------------------------------------------------------------------------------------------------- in one job
 
@@ -276,10 +279,10 @@ print("sum", sum(p.sum() for p in model.parameters()).item(), flush=True)
 
 
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory):
+def clean(forks, tmp_path_factory):
     """The sum of all parameters after a training that nobody disturbs."""
     program = TRAINING.replace("OPTIONS", "{}").replace("OPERATION", "Sum")
-    with elastic_job(program, tmp_path_factory.mktemp("clean"), 2) as job:
+    with elastic_job(program, tmp_path_factory.mktemp("clean"), 2, forks=forks) as job:
         return float(job.processes[0].ends().split("sum ")[1])
 
 
@@ -288,9 +291,9 @@ def clean(tmp_path_factory):
     [{}, pytest.param({"gradient_as_shared_view": True}, marks=SLOW), pytest.param({"num_groups": 2}, marks=SLOW)],
     ids=str,
 )
-def test_a_training_loses_one_rank_and_gains_another(tmp_path, clean, options):
+def test_a_training_loses_one_rank_and_gains_another(forks, tmp_path, clean, options):
     program = TRAINING.replace("OPTIONS", repr(options)).replace("OPERATION", "Sum")
-    with elastic_job(program, tmp_path, 3, most=3) as job:
+    with elastic_job(program, tmp_path, 3, most=3, forks=forks) as job:
         job.start()  # one too many: it waits
         victim = job.process(job.formed(1).members[0])
         victim.wait_for("step 20 ")
@@ -303,11 +306,11 @@ def test_a_training_loses_one_rank_and_gains_another(tmp_path, clean, options):
 
 
 @SLOW
-def test_a_training_begins_with_one_rank_and_grows(tmp_path, clean):
+def test_a_training_begins_with_one_rank_and_grows(forks, tmp_path, clean):
     program = TRAINING.replace("OPTIONS", "{}").replace("OPERATION", "Sum")
     waits = "\n    while hvd.size() == 1 and state.step == 3: time.sleep(0.01); state.check_host_updates()"
     program = program.replace("while state.step < 40:", f"while state.step < 40:{waits.replace('    ', '        ')}")
-    with elastic_job(program, tmp_path, 1) as job:
+    with elastic_job(program, tmp_path, 1, forks=forks) as job:
         job.start()
         for process in job.processes:
             text = process.ends()
@@ -315,9 +318,9 @@ def test_a_training_begins_with_one_rank_and_grows(tmp_path, clean):
 
 
 @SLOW
-def test_adasum_goes_on_with_other_ranks(tmp_path):
+def test_adasum_goes_on_with_other_ranks(forks, tmp_path):
     program = TRAINING.replace("OPTIONS", "{}").replace("OPERATION", "Adasum")
-    with elastic_job(program, tmp_path, 3) as job:
+    with elastic_job(program, tmp_path, 3, forks=forks) as job:
         job.processes[0].wait_for("step 10 ")
         job.processes[1].kill()
         sums = {process.ends().split("sum ")[1] for process in (job.processes[0], job.processes[2])}
@@ -432,8 +435,8 @@ for seen in state.seen:
 
 
 @SLOW
-def test_a_sampler_by_speed_has_each_sample_once_although_a_rank_dies_in_the_epoch(tmp_path):
-    with elastic_job(BY_SPEED, tmp_path, 3) as job:
+def test_a_sampler_by_speed_has_each_sample_once_although_a_rank_dies_in_the_epoch(forks, tmp_path):
+    with elastic_job(BY_SPEED, tmp_path, 3, forks=forks) as job:
         job.processes[0].wait_for("step 3", 4)
         job.processes[1].kill()
         for process in (job.processes[0], job.processes[2]):
