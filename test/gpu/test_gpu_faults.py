@@ -37,7 +37,7 @@ def test_the_thread_that_calls_nccl_takes_no_signal():
     array = on_gpu(np.ones(3, np.float32))
     require_on_gpu(hvd.allreduce(array, op=hvd.Sum, name="x"), np.full(3, 2, np.float32))
     assert gpu_double.control().count("communicators") > 0
-    assert threads_that_take_signals() == before
+    assert threads_that_take_signals() <= before  # a thread of before may have ended
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

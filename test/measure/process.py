@@ -36,7 +36,11 @@ def threads_that_take_signals() -> set[int]:
     """The numbers of this process's threads to which the system may give one."""
     found = set()
     for file in Path("/proc/self/task").glob("*/status"):
-        (blocked,) = re.findall(r"^SigBlk:\s*(\w+)", file.read_text(), re.MULTILINE)
+        try:
+            status = file.read_text()
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+            continue
+        (blocked,) = re.findall(r"^SigBlk:\s*(\w+)", status, re.MULTILINE)
         if not all(int(blocked, 16) >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)):
             found.add(int(file.parent.name))
     return found

@@ -163,7 +163,7 @@ def test_the_writing_thread_takes_no_signal(tmp_path):
     before = threads_that_take_signals()
     hvd.start_timeline(str(tmp_path / "timeline.json"))
     hvd.allreduce(np.ones(3))
-    assert threads_that_take_signals() == before
+    assert threads_that_take_signals() <= before  # a thread of before may have ended
     hvd.stop_timeline()
 
 
