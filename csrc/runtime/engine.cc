@@ -189,7 +189,8 @@ Engine::Turns Engine::take_all_turns() {
   guarded([&] {
     turn.assert_held();
     look_after_others();
-    for (; !has_ended_ && has_work() && !waiting_callers_.any(); turns = Turns::some) take_turn(kNever);
+    for (double now = now_s(); !has_ended_ && has_work() && !waiting_callers_.any(); turns = Turns::some)
+      now = take_turn(kNever, now);
   });
   turn_.unlock();
   return waiting_callers_.call_next() ? Turns::left_to_caller : turns;
@@ -226,67 +227,76 @@ bool Engine::lie_down() {
 bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted, double give_up_s) {
   if (handle.is_done()) return true;
   const double begin = now_s();
-  const bool is_done = wait_or_work(handle, {begin + timeout_s, begin + give_up_s}, is_interrupted);
-  const double end = now_s();
+  Wait wait{begin + timeout_s, begin + give_up_s, is_interrupted, begin};
+  const bool is_done = wait_or_work(handle, wait);
+  const double end = wait.now;
   exposed_ns_ += static_cast<uint64_t>((end - begin) * 1e9);
   if (!inbox_.has_timeline()) return is_done;
   if (const auto timeline = inbox_.timeline()) timeline->note_wait(begin, end);
   return is_done;
 }
 
-bool Engine::wait_or_work(Handle& handle, const Deadlines& deadlines, const Interrupt& is_interrupted) {
+bool Engine::wait_or_work(Handle& handle, Wait& wait) {
   if (turn_.is_held_here()) throw failure("what is called when an operation is done must not wait for another one");
   if (!callers_take_turns()) {
     const Patience::Hurry hurry(patience_);
-    return handle.wait(deadlines.returns_s - now_s());
+    const bool is_done = handle.wait(wait.returns_s - wait.now);
+    wait.now = now_s();
+    return is_done;
   }
-  const double deadline = deadlines.returns_s;
   do {
-    if (turn_.try_lock() || wait_for_turn(handle, deadline)) take_turns_until_done(handle, deadlines, is_interrupted);
-  } while (!has_waited_enough(handle, deadline));
+    if (turn_.try_lock() || wait_for_turn(handle, wait)) take_turns_until_done(handle, wait);
+  } while (!has_waited_enough(handle, wait));
   return handle.is_done();
 }
 
-bool Engine::has_waited_enough(const Handle& handle, double deadline) const {
-  return handle.is_done() || has_ended_ || now_s() >= deadline;
+bool Engine::has_waited_enough(const Handle& handle, const Wait& wait) const {
+  return handle.is_done() || has_ended_ || wait.now >= wait.returns_s;
 }
 
 // The thread that has the turn may finish the Handle, or leave it to this thread: at the latest after the next plan if
 // it is the engine's own.
-bool Engine::wait_for_turn(const Handle& handle, double deadline) {
+bool Engine::wait_for_turn(const Handle& handle, Wait& wait) {
   {
     WaitingCallers::Caller self(waiting_callers_, handle, nullptr);
     fabric_.bell().ring();  // the thread that has the turn may have looked for work for the last time
     if (turn_.try_lock()) return true;
-    self.sleep(std::clamp(deadline - now_s(), 0.0, kLookAround_s));
+    self.sleep(std::clamp(wait.returns_s - wait.now, 0.0, kLookAround_s));
+    wait.now = now_s();
   }
   return turn_.try_lock();
 }
 
 // While there is nothing to do it lets go of the turn. Then another caller may take it, which has no reason to wait
 // until this one is awake.
-void Engine::take_turns_until_done(const Handle& handle, const Deadlines& deadlines, const Interrupt& is_interrupted) {
-  const double deadline = deadlines.returns_s;
+void Engine::take_turns_until_done(const Handle& handle, Wait& wait) {
   const KeptDenormals denormals;
   const auto has_work = [&] {
     turn.assert_held();
     return this->has_work();
   };
+  const auto work_comes = [&] {
+    turn.assert_held();
+    const bool has_come = waiter_.is_quick(has_work);
+    wait.now = now_s();
+    return has_come;
+  };
   while (true) {
     stay_awake();
-    fabric_.watch().set_interrupt(&is_interrupted);
-    fabric_.watch().set_deadline(deadlines.gives_up_s);
+    fabric_.watch().set_interrupt(&wait.is_interrupted);
+    fabric_.watch().set_deadline(wait.gives_up_s);
     guarded([&] {
       turn.assert_held();
-      while (!has_waited_enough(handle, deadline) && (has_work() || waiter_.is_quick(has_work))) take_turn(deadline);
+      while (!has_waited_enough(handle, wait) && (has_work() || work_comes()))
+        wait.now = take_turn(wait.returns_s, wait.now);
     });
     fabric_.watch().set_interrupt(nullptr);
     fabric_.watch().set_deadline(kNever);
-    if (has_waited_enough(handle, deadline)) return let_go();
+    if (has_waited_enough(handle, wait)) return let_go();
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
     fall_asleep();
     if (has_work()) continue;
-    keep_bell(handle, deadline, seen);
+    keep_bell(handle, wait, seen);
     if (!turn_.try_lock()) return;
     guarded([&] {
       turn.assert_held();
@@ -296,11 +306,12 @@ void Engine::take_turns_until_done(const Handle& handle, const Deadlines& deadli
 }
 
 // Sleeps until the bell rings, which it has not since it was `seen`.
-void Engine::keep_bell(const Handle& handle, double deadline, uint32_t seen) {
-  const double end = std::min(deadline, coordinator_.next_deadline());
+void Engine::keep_bell(const Handle& handle, Wait& wait, uint32_t seen) {
+  const double end = std::min(wait.returns_s, coordinator_.next_deadline());
   const WaitingCallers::Caller self(waiting_callers_, handle, &fabric_.bell());
   turn_.unlock();
   fabric_.bell().sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAround_s));
+  wait.now = now_s();
 }
 
 void Engine::let_go() {
@@ -332,7 +343,7 @@ bool Engine::is_called() {
 }
 
 // A round, unless the others do not come to it before `deadline`, and the plans whose turn comes then.
-void Engine::take_turn(double deadline) {
+double Engine::take_turn(double deadline, double now) {
   if (trouble_) throw *trouble_;
   fabric_.own_failure().require_none();
   if (!coordinator_.is_in_round()) {
@@ -340,14 +351,14 @@ void Engine::take_turn(double deadline) {
     news_.blockage = coordinator_.blockage();
     news_.is_leaving = is_leaving_;
     news_.has_plans_of_world = backlog_.has_plans_of_world();
-    inbox_.take_new(news_.fresh, news_.now = now_s());
+    inbox_.take_new(news_.fresh, news_.now = now);
     if (has_answer_) news_.whereabouts = take_answer();
     coordinator_.begin_round(news_);
     news_.whereabouts.clear();
   }
   Round* const round = coordinator_.finish_round(deadline);
-  if (!round) return;
-  double now = now_s();
+  now = now_s();
+  if (!round) return now;
   if (round->reach == Reach::world) patience_.note_round(now - news_.now);
   if (const auto timeline = inbox_.has_timeline() ? inbox_.timeline() : nullptr) timeline->note_round(now);
   if (round->tuning) tuning_ = *round->tuning;
@@ -364,6 +375,7 @@ void Engine::take_turn(double deadline) {
   if (!round->left.empty()) end(round->left);
   waiting_callers_.call_done();
   quiet_since_s_ = now;
+  return now;
 }
 
 // An error waits for no turn and for no other rank. It does not concern later submissions of the same name.
@@ -383,9 +395,8 @@ double Engine::run_agreed(const Backlog::Agreed& agreed, const std::vector<const
 }
 
 double Engine::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {
-  executor_.run(plan, agreed_s, now, values);
+  const double end = executor_.run(plan, agreed_s, now, values);
   blocked_.look();
-  const double end = now_s();
   coordinator_.note_carried_out(end);
   return end;
 }

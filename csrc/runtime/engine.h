@@ -96,20 +96,21 @@ class Engine {
   bool lie_down();
 
   // Threads that wait for a Handle.
-  // The times of a caller that waits, on the clock of base/clock.h: when it returns, and when it gives up.
-  struct Deadlines {
-    double returns_s, gives_up_s;
+  struct Wait {
+    const double returns_s, gives_up_s;
+    const Interrupt& is_interrupted;
+    double now;  // when the clock was read last: a look at it takes as long as a small sum
   };
-  bool wait_or_work(Handle& handle, const Deadlines& deadlines, const Interrupt& is_interrupted);
-  bool has_waited_enough(const Handle& handle, double deadline) const;
-  bool wait_for_turn(const Handle& handle, double deadline) TRY_ACQUIRE(true, turn);
-  void take_turns_until_done(const Handle& handle, const Deadlines& deadlines, const Interrupt& is_interrupted)
-      RELEASE(turn);
-  void keep_bell(const Handle& handle, double deadline, uint32_t seen) RELEASE(turn);
+  bool wait_or_work(Handle& handle, Wait& wait);
+  bool has_waited_enough(const Handle& handle, const Wait& wait) const;
+  bool wait_for_turn(const Handle& handle, Wait& wait) TRY_ACQUIRE(true, turn);
+  void take_turns_until_done(const Handle& handle, Wait& wait) RELEASE(turn);
+  void keep_bell(const Handle& handle, Wait& wait, uint32_t seen) RELEASE(turn);
   void let_go() RELEASE(turn);
 
   void look_after_others() REQUIRES(turn);
-  void take_turn(double deadline) REQUIRES(turn);
+  // `now`: when the clock was read last. Returns the same.
+  double take_turn(double deadline, double now) REQUIRES(turn);
   bool has_work() REQUIRES(turn);
   // Whether another rank calls, or none can any more, which the next turn throws.
   bool is_called() REQUIRES(turn);

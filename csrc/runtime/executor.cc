@@ -96,25 +96,36 @@ void Residuals::forget(int process_set) {
     it = it->first.first == process_set ? residuals_.erase(it) : std::next(it);
 }
 
-void Executor::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {
+double Executor::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {
   const Agreement& first = *plan.parts.front();
   // Its set was removed since: what is pending there fails when that is carried out.
-  if (!sets_.membership().has(first.operation.process_set)) return;
+  if (!sets_.membership().has(first.operation.process_set)) return now;
   const Submissions submissions = inbox_.find(plan, rank_, agreed_s, now, name_of_group(first));
-  if (first.error != ErrorKind::none) return fail(submissions, first.error, first.message);
+  if (first.error != ErrorKind::none) {
+    fail(submissions, first.error, first.message);
+    return now_s();
+  }
   const SubmissionPtr& own = submissions.front();
   const bool has_title = own && own->request->title && submissions.size() == 1;
   watch_.now_doing(has_title ? *own->request->title : plan.title);
+  const bool is_for_this_rank = this->is_for_this_rank(first.operation);
+  if (is_for_this_rank) require_own(plan, submissions);
+  const bool is_small = !values.empty() && is_for_this_rank && first.operation.kind == OpKind::allreduce;
+  if (is_small && are_summed_here(first.operation.process_set)) return reduce_values(values, submissions);
+  run_by_kind(plan, submissions, values);
+  return now_s();
+}
+
+void Executor::run_by_kind(const Plan& plan, const Submissions& submissions, const std::vector<const void*>& values) {
+  const Agreement& first = *plan.parts.front();
   const OpKind kind = first.operation.kind;
-  if (is_for_this_rank(first.operation)) require_own(plan, submissions);
   if (kind == OpKind::add_process_set || kind == OpKind::open_process_set)
     return add_process_set(first, submissions.front());
   if (kind == OpKind::remove_process_set || kind == OpKind::close_process_set)
     return remove_process_set(first, submissions.front());
   if (first.operation.is_on_gpu) return carry_out_on_gpu(plan, submissions);
   if (!is_for_this_rank(first.operation)) return;
-  if (!values.empty() && kind == OpKind::transfer) return take_message(values.front(), own);
-  if (!values.empty() && are_summed_here(first.operation.process_set)) return reduce_values(values, submissions);
+  if (!values.empty() && kind == OpKind::transfer) return take_message(values.front(), submissions.front());
   carry_out(plan, submissions, host_);
 }
 
@@ -130,14 +141,14 @@ bool Executor::are_summed_here(int process_set) const {
 }
 
 // As ShmGroup reduces what is small, so to the same bits.
-void Executor::reduce_values(const std::vector<const void*>& values, const Submissions& submissions) {
+double Executor::reduce_values(const std::vector<const void*>& values, const Submissions& submissions) {
   const Operation& operation = submissions.front()->operation();
   const TensorSpec& spec = operation.tensors.front();
   const int ranks = static_cast<int>(values.size());
   void* const destination = submissions.front()->outputs[0];
   reduce(reduction_of(operation, spec.dtype, ranks), &destination, 1, values.data(), ranks,
          static_cast<size_t>(spec.count()));
-  finish(submissions, std::vector<Result>(1));
+  return finish(submissions, std::vector<Result>(1));
 }
 
 // `value`: what the source has sent. The source is this rank or the other end.
@@ -227,8 +238,8 @@ void Executor::finish_results(const Plan& plan, const Submissions& submissions, 
 
 // The history keeps the submissions, but not their results. An alltoall whose result does not fit ends well: its caller
 // sees by the splits what the other ranks sent.
-void Executor::finish(const Submissions& submissions, std::vector<Result> results) {
-  inbox_.remove(submissions);
+double Executor::finish(const Submissions& submissions, std::vector<Result> results) {
+  const double now = inbox_.remove(submissions);
   for (size_t i = 0; i < submissions.size(); ++i) {
     if (!submissions[i]) continue;
     const std::shared_ptr<Handle> handle = std::move(submissions[i]->handle);
@@ -242,6 +253,7 @@ void Executor::finish(const Submissions& submissions, std::vector<Result> result
     else
       handle->finish(std::move(results[i]));
   }
+  return now;
 }
 
 void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) {

@@ -47,8 +47,8 @@ class Executor {
       : rank_(rank), watch_(watch), inbox_(inbox), sets_(sets), gpus_(gpus) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
-  // `values`: of its tensor, by rank, if they are here already; else nothing.
-  void run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) REQUIRES(turn);
+  // `values`: of its tensor, by rank, if they are here already; else nothing. Returns when it has ended.
+  double run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) REQUIRES(turn);
 
  private:
   using Submissions = std::vector<SubmissionPtr>;
@@ -70,7 +70,9 @@ class Executor {
   // Whether this rank takes part in it.
   bool is_for_this_rank(const Operation& operation) const REQUIRES(turn);
   bool are_summed_here(int process_set) const REQUIRES(turn);
-  void reduce_values(const std::vector<const void*>& values, const Submissions& submissions) REQUIRES(turn);
+  void run_by_kind(const Plan& plan, const Submissions& submissions, const std::vector<const void*>& values)
+      REQUIRES(turn);
+  double reduce_values(const std::vector<const void*>& values, const Submissions& submissions) REQUIRES(turn);
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
@@ -99,8 +101,8 @@ class Executor {
   void finish_all(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
   // The same for a plan whose results are in the loan.
   void finish_results(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
-  // Frees the names and finishes the Handles, each with its result.
-  void finish(const Submissions& submissions, std::vector<Result> results) REQUIRES(turn);
+  // Frees the names and finishes the Handles, each with its result. Returns when the operations have ended.
+  double finish(const Submissions& submissions, std::vector<Result> results) REQUIRES(turn);
 
   const int rank_;
   PeerWatch& watch_;

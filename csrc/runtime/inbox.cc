@@ -166,7 +166,7 @@ void Inbox::take_new(std::vector<Fresh>& fresh, double now) {
   const Lock lock(mutex_);
   has_new_.store(false, std::memory_order_relaxed);
   for (SubmissionPtr& submission : new_) {
-    submission->progress.announced_s = now;
+    submission->progress.announced_s = std::max(now, submission->progress.submitted_s);
     fresh.push_back({submission->request, small_value(*submission)});
   }
   new_.clear();
@@ -189,7 +189,7 @@ std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed
 }
 
 // Entries that leave the history are freed after the lock.
-void Inbox::remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error) {
+double Inbox::remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error) {
   const double now = now_s();
   std::vector<SubmissionPtr> forgotten;
   forgotten.reserve(submissions.size());
@@ -199,6 +199,7 @@ void Inbox::remove(const std::vector<SubmissionPtr>& submissions, ErrorKind erro
     remove(submission);
     forgotten.push_back(end(submission, error, now));
   }
+  return now;
 }
 
 SubmissionPtr Inbox::end(const SubmissionPtr& submission, ErrorKind error, double now) {

@@ -86,8 +86,9 @@ class Inbox {
   // Notes that `group` begins with it, and when it was agreed on.
   std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, double now, const char* group)
       REQUIRES(turn);
-  // Forgets them (but for nulls), so that their names may be used again. Before their Handles are finished.
-  void remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error = ErrorKind::none) REQUIRES(turn);
+  // Forgets them (but for nulls), so that their names may be used again. Before their Handles are finished. Returns
+  // when they have ended.
+  double remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error = ErrorKind::none) REQUIRES(turn);
 
   // Whether this rank may use a process set.
   void allow(int process_set) REQUIRES(turn);
