@@ -131,10 +131,12 @@ def require_compressor(compression: Any) -> None:
 
 
 def require_factor(factor: Any, title: str) -> float:
-    """The factor as a float. Raises TypeError for anything but a number."""
+    """The factor as a float. Raises TypeError for anything but a number, ValueError for one that is out of range."""
     try:
         if not isinstance(factor, (str, bytes)):
             return float(factor)
+    except OverflowError:
+        raise ValueError(f"{title} must be a number that a float can hold") from None
     except (TypeError, ValueError):
         pass
     raise TypeError(f"{title} must be a number, not {factor!r}")
