@@ -4,14 +4,18 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/dtype.h"
+#include "base/error.h"
 #include "base/tensor.h"
 #include "python/bind.h"
 #include "runtime/submission_builder.h"
@@ -204,15 +208,33 @@ class PreparedArray {
     return take().second;
   }
 
-  // As begin() and finish() in one call. None: nothing has happened. False: it is still to be finished.
-  nb::object begin_and_finish(nb::handle array) {
-    constexpr double kUsual_s = 0.2;
-    if (!begin(array, true, nb::none(), nb::none())) return nb::none();
-    nb::object finished = finish(kUsual_s, std::numeric_limits<double>::infinity());
-    return finished.is_none() ? nb::object(nb::bool_(false)) : finished;
+  void set_weight(double weight) { prepared_.set_weight(weight); }
+
+  // The arguments of the calls that submit it again: the name, ..., the process set, and the priority.
+  void set_key(const nb::tuple& key, nb::object site) {
+    for (nb::handle part : key) key_.push_back(nb::borrow(part));
+    site_ = std::move(site);
   }
 
-  void set_weight(double weight) { prepared_.set_weight(weight); }
+  void clear_key() { std::vector<nb::object>().swap(key_); }
+  // For Python, which looks for circles.
+  int visit_key(visitproc visit, void* argument) const {
+    for (const nb::object& part : key_)
+      if (const int result = visit(part.ptr(), argument)) return result;
+    return 0;
+  }
+
+  // Whether these are the arguments of a call that submits it again: the key and, if it must come from the same line,
+  // the site. Takes the weight.
+  bool is_repeated_by(nb::handle weight, PyObject* const* arguments, size_t count) {
+    const size_t parts = key_.size();
+    const bool has_site = count == parts + 1;
+    if (parts < kFewestParts || (count != parts && !has_site)) return false;
+    if (has_site && !site_.is(arguments[parts])) return false;
+    for (size_t i = 0; i < parts; ++i)
+      if (!key_[i].is(arguments[i]) && !is_equal(key_[i], arguments[i])) return false;
+    return is_registered(arguments[parts - 2]) && take_weight(weight);
+  }
 
   bool has_begun() const { return begun_.handle != nullptr; }
 
@@ -242,6 +264,34 @@ class PreparedArray {
     return view.is_none() ? std::nullopt : place_of_same(view, spec, prepared_.device());
   }
 
+  static constexpr size_t kFewestParts = 3;
+
+  static bool is_equal(nb::handle one, nb::handle other) {
+    const int answer = PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ);
+    if (answer < 0) PyErr_Clear();
+    return answer == 1;
+  }
+
+  // Whether the process set still has the number with which this was prepared.
+  bool is_registered(nb::handle process_set) const {
+    static PyObject* const name = PyUnicode_InternFromString("process_set_id");
+    const nb::object number = nb::steal(PyObject_GetAttr(process_set.ptr(), name));
+    int id;
+    if (!number.is_valid()) PyErr_Clear();
+    return number.is_valid() && nb::try_cast(number, id) && id == prepared_.process_set();
+  }
+
+  // False for what is not a plain number that is allowed.
+  bool take_weight(nb::handle weight) {
+    if (weight.is_none() || !prepared_.is_weighted()) return weight.is_none() && !prepared_.is_weighted();
+    if (!PyFloat_Check(weight.ptr()) && !PyLong_CheckExact(weight.ptr())) return false;
+    const double value = PyFloat_AsDouble(weight.ptr());
+    if (PyErr_Occurred()) PyErr_Clear();
+    if (!std::isfinite(value) || value < 0) return false;
+    prepared_.set_weight(value);
+    return true;
+  }
+
   CudaStream current_stream() const {
     if (exchange_) return exchange_->current_stream(prepared_.device());
     return reinterpret_cast<CudaStream>(nb::cast<uintptr_t>(find_stream_()));
@@ -253,8 +303,85 @@ class PreparedArray {
   const nb::object find_stream_;
   const bool is_flat_;
   std::optional<Exchange> exchange_;
+  std::vector<nb::object> key_;
+  nb::object site_;
   SharedHandle begun_;
   nb::object array_;
+};
+
+// A key may have an object of the user, who may keep this.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<PreparedArray>(self)->visit_key(visit, arg) : 0;
+}
+
+int clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<PreparedArray>(self)->clear_key();
+  return 0;
+}
+
+PyType_Slot collected[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&traverse)}, {Py_tp_clear, reinterpret_cast<void*>(&clear)}, {0, nullptr}};
+
+// Functions of Python's own kind, since one of nanobind with so many arguments takes 0.1 us longer. Arguments: a dict
+// of what was prepared by name, (the array,) the weight, the name, ..., the process set, the priority (, the site).
+
+PyObject* type_of_prepared = nullptr;
+
+// Returns the Prepared that these arguments, from the weight on, submit again, borrowed; null if there is none.
+PyObject* find(PyObject* known, PyObject* const* arguments, Py_ssize_t count) {
+  constexpr Py_ssize_t kName = 1;
+  if (count <= kName || !PyUnicode_CheckExact(arguments[kName])) return nullptr;
+  PyObject* found = PyDict_GetItemWithError(known, arguments[kName]);
+  const bool is_prepared =
+      found && PyType_IsSubtype(Py_TYPE(found), reinterpret_cast<PyTypeObject*>(type_of_prepared)) != 0;
+  if (!is_prepared) return nullptr;
+  auto* prepared = nb::inst_ptr<PreparedArray>(found);
+  const bool is_repeated =
+      prepared->is_repeated_by(arguments[0], arguments + kName, static_cast<size_t>(count - kName));
+  return is_repeated ? found : nullptr;
+}
+
+PyObject* find_repeated(PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t count) {
+  PyObject* found = find(arguments[0], arguments + 1, count - 1);
+  return nb::handle(found ? found : Py_None).inc_ref().ptr();
+}
+
+PyObject* run_repeated(PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t count) {
+  const nb::object found = nb::borrow(find(arguments[0], arguments + 2, count - 2));  // another thread may forget it
+  if (!found.is_valid()) return nb::none().release().ptr();
+  constexpr double kUsual_s = 0.2, kNever_s = std::numeric_limits<double>::infinity();
+  auto* prepared = nb::inst_ptr<PreparedArray>(found);
+  const nb::handle array = arguments[1];
+  bool has_begun = false;
+  try {
+    try {
+      has_begun = prepared->begin(array, true, nb::none(), nb::none());
+      nb::object finished = has_begun ? prepared->finish(kUsual_s, kNever_s) : nb::none();
+      if (!finished.is_none()) return finished.release().ptr();
+    } catch (const Error&) {  // comes again, where nanobind makes an exception of it
+      if (!has_begun) has_begun = nb::cast<bool>(found.attr("begin")(array, true, "", nb::none()));
+    }
+  } catch (nb::python_error& error) {
+    found.attr("end")(error.value());
+    error.restore();
+    return nullptr;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+  return (has_begun ? found : nb::none()).inc_ref().ptr();
+}
+
+PyMethodDef functions[] = {
+    {"find_repeated", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&find_repeated)), METH_FASTCALL,
+     "(known, weight, *key): the Prepared that a call with these arguments submits again, which gets the weight; or "
+     "None. known: by name. key: the name, ..., the process set, the priority, and the site if it must be the same."},
+    {"run_repeated", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&run_repeated)), METH_FASTCALL,
+     "(known, array, weight, *key): begins for a caller that waits what find_repeated() returns, and returns the array "
+     "if it is done after 0.2 s. Returns the Prepared if it is still to be finished, or has failed; None if nothing "
+     "has "
+     "happened, as in begin()."},
 };
 
 void prepare(PreparedArray* place, const nb::tuple& view, std::string name, ReduceOp op, double prescale,
@@ -274,14 +401,18 @@ void prepare(PreparedArray* place, const nb::tuple& view, std::string name, Redu
 // How torch tells C++ of a tensor without Python: DLPack's exchange API, a table of functions in a capsule.
 
 void bind_in_place(nb::module_& module) {
+  for (PyMethodDef& function : functions)
+    module.attr(function.ml_name) = nb::steal(PyCFunction_New(&function, nullptr));
   module.def("allreduce_in_place", &allreduce_in_place, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none() = nb::none(),
              "As submit, for what gradients need, positional only.");
-  nb::class_<PreparedArray>(
-      module, "Prepared",
+  nb::class_<PreparedArray> prepared(
+      module, "Prepared", nb::type_slots(collected),
       "An operation in place on one array that comes again and again. Its view is the same each time, but for the "
       "address and the stream. One thread at a time. Nothing happens with an array that is of another type, on another "
-      "device, not dense, not writable, or not of the dtype and shape that were prepared.")
+      "device, not dense, not writable, or not of the dtype and shape that were prepared.");
+  type_of_prepared = prepared.ptr();
+  prepared
       .def("__init__", &prepare, nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"), nb::arg("type"),
            nb::arg("look").none(), nb::arg("find_stream").none(), nb::arg("exchange").none(),
@@ -300,9 +431,8 @@ void bind_in_place(nb::module_& module) {
            "(timeout_s, give_up_s): takes the array if it is done after at most so many seconds, else None. On a GPU "
            "the current stream waits; if it is not the one of begin(), nothing is taken, either. An operation that "
            "failed is still to be taken. give_up_s: as for wait().")
-      .def("begin_and_finish", &PreparedArray::begin_and_finish, nb::arg(),
-           "(array): begins it for a caller that waits, and takes the array if it is done after 0.2 s. None if nothing "
-           "has happened, as in begin(); False if it is still to be finished.")
+      .def("set_key", &PreparedArray::set_key, nb::arg(), nb::arg().none(),
+           "(key, site): of the calls that submit it again; see find_repeated().")
       .def("set_weight", &PreparedArray::set_weight, "Of the submissions from now on, if it was prepared as weighted.")
       .def("has_begun", &PreparedArray::has_begun, "Whether there is something to take.")
       .def("take", &PreparedArray::take, "The Handle of what was begun, and its array.");

@@ -70,6 +70,8 @@ class Prepared {
   const TensorSpec& spec() const { return request_->operation.tensors.front(); }
   int device() const { return device_; }
   bool is_on_gpu() const { return device_ != TensorView::kHost; }
+  int process_set() const { return request_->operation.process_set; }
+  bool is_weighted() const { return request_->operation.is_weighted; }
   // Of the submissions from now on. As SubmissionBuilder::set_weight.
   void set_weight(double weight) { weight_ = weight; }
   // As SubmissionBuilder::submit, for the tensor in this place on the same device. Throws not_initialized, and on a GPU

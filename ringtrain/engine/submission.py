@@ -338,24 +338,22 @@ def _with_received_splits(
 
 _BOOL = _core.DTYPES["bool"]
 
-How = tuple[ReduceOp | None, bool | None, float, float, AnyCompressor]  # the arguments of Reduction.of
-Key = tuple[str | None, How, ProcessSet, int]  # the name, how, the process set, the priority
+# The name, the arguments of Reduction.of, the process set, the priority.
+Key = tuple[str | None, ReduceOp | None, bool | None, float, float, AnyCompressor, ProcessSet, int]
 BroadcastKey = tuple[str | None, int, ProcessSet, int]  # the name, the root, the process set, the priority
 
 
 class Prepared(_core.Prepared):
-    """One named array. `_core.Prepared` submits it; here is the key with which it was prepared.
+    """One named array, which `_core.Prepared` submits.
 
     `on_gpu` is None for an array in the host's memory.
     """
 
-    __slots__ = ("is_weighted", "key", "on_gpu", "priority", "process_set_id", "site")
+    __slots__ = ("is_weighted", "on_gpu", "priority", "process_set_id")
     is_weighted: bool
-    key: Key | BroadcastKey
     on_gpu: OnGpu | None
     priority: int
     process_set_id: int  # when it was prepared
-    site: Site  # the line of the script that it has in messages
 
     def wait(self) -> Any:
         """Wait for what was begun and return its array. As `Handle.wait`, but only once."""
@@ -403,7 +401,8 @@ class PreparedTensors(Generic[_Key]):
         `weight`: of this rank, in an average. `site`: the line that calls; None: the one that has called first with
         this name.
         """
-        prepared = self._repeated(key, weight, site)
+        call = key if site is None else (*key, site)
+        prepared: Prepared | None = _core.find_repeated(self.known, weight, *call)
         if prepared is not None:
             try:
                 core = prepared.start_again(tensor)
@@ -416,30 +415,11 @@ class PreparedTensors(Generic[_Key]):
 
     def run(self, tensor: Any, key: _Key, weight: float | None = None, site: Site | None = None) -> Any:
         """Submit a tensor as `submit`, and return it with its result."""
-        prepared = self._repeated(key, weight, site)
-        if prepared is not None:
-            try:
-                result = prepared.begin_and_finish(tensor)
-            except BaseException as error:
-                prepared.end(error)
-                raise
-            if result is False:
-                return prepared.as_handle().wait()
-            if result is not None:
-                return result
-        return self._submit_new(tensor, key, True, weight, site).wait()
-
-    def _repeated(self, key: _Key, weight: float | None, site: Site | None) -> Prepared | None:
-        """Return what was prepared with this key and at this line, if its process set is still the same one."""
-        name = key[0]
-        prepared = self.known.get(name) if type(name) is str else None
-        if prepared is None or prepared.key != key or prepared.process_set_id != key[2].process_set_id:
-            return None
-        if prepared.is_weighted is (weight is None) or (site is not None and prepared.site is not site):
-            return None
-        if weight is not None:
-            prepared.set_weight(require_weight(weight, ReduceOp.Average, "allreduce"))
-        return prepared
+        call = key if site is None else (*key, site)
+        again = _core.run_repeated(self.known, tensor, weight, *call)
+        if again is None:
+            return self._submit_new(tensor, key, True, weight, site).wait()
+        return again.as_handle().wait() if type(again) is Prepared else again
 
     def _submit_new(
         self, tensor: Any, key: _Key, is_awaited: bool, weight: float | None, site: Site | None
@@ -472,7 +452,7 @@ class PreparedAllreduces(PreparedTensors[Key]):
     def _submit_new(
         self, tensor: Any, key: Key, is_awaited: bool, weight: float | None, site: Site | None
     ) -> Handle[Any]:
-        name, (op, average, prescale, postscale, compression), process_set, priority = key
+        name, op, average, prescale, postscale, compression, process_set, priority = key
         full_name = f"{self.prefix}{name}" if self.prefix else name
         if op is None and average is None:
             op = ReduceOp.Average
@@ -510,8 +490,8 @@ class PreparedAllreduces(PreparedTensors[Key]):
                 prepared.is_weighted, prepared.on_gpu = weight is not None, on_gpu
                 if weight is not None:
                     prepared.set_weight(weight)
-                prepared.key, prepared.priority, prepared.process_set_id = key, priority, number
-                prepared.site = site
+                prepared.set_key(key, site)
+                prepared.priority, prepared.process_set_id = priority, number
             self._remember(name, prepared)
         try:
             core = None if prepared is None else prepared.start(tensor, "", None)
@@ -565,7 +545,8 @@ class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
         ways = _ways_to_look(adapter, tensor, on_gpu)
         prepared = Prepared(view, *agreed, call_site(), *ways, kind=operation.kind, root=root)
         prepared.is_weighted, prepared.on_gpu = False, on_gpu
-        prepared.key, prepared.priority, prepared.process_set_id = key, priority, number
+        prepared.set_key(key, None)
+        prepared.priority, prepared.process_set_id = priority, number
         return prepared
 
 

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringtrain._core import OpKind, ReduceOp
+from ringtrain._core import OpKind, ReduceOp, run_repeated
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.submission import Key, Operation, PreparedAllreduces, Reduction, run_in_place, start
+from ringtrain.engine.submission import Key, Operation, Prepared, PreparedAllreduces, Reduction, run_in_place, start
 from ringtrain.failure import RepeatedSite
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -26,6 +26,7 @@ Array = TypeVar("Array")
 
 _tensors = PreparedAllreduces()
 _copies = PreparedAllreduces()  # of tensors that stay as they are, each with the line of its last call
+_known = _tensors.known
 _site = RepeatedSite()
 
 
@@ -82,7 +83,7 @@ def allreduce(
         >>> hvd.allreduce(np.full(2, hvd.rank() + 1.0), weight=[30, 10][hvd.rank()])  # (30 * 1 + 10 * 2) / 40
         array([1.25, 1.25])
     """
-    key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
+    key = name, op, average, prescale_factor, postscale_factor, compression, process_set, priority
     copied = _copied(tensor, compression)
     if copied is None:
         return start(_operation(tensor, key, weight), is_awaited=True).wait()
@@ -112,7 +113,7 @@ def allreduce_async(
         >>> hvd.synchronize(handle) / hvd.size()
         array([1., 1., 1.])
     """
-    key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
+    key = name, op, average, prescale_factor, postscale_factor, compression, process_set, priority
     copied = _copied(tensor, compression)
     if copied is None:
         return start(_operation(tensor, key, weight))
@@ -125,8 +126,9 @@ def _copied(tensor: Any, compression: AnyCompressor) -> Any:
 
 
 def _operation(tensor: Any, key: Key, weight: float | None) -> Operation:
-    name, how, process_set, priority = key
-    return Operation(OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how, weight), priority=priority)
+    name, op, average, prescale, postscale, compression, process_set, priority = key
+    reduction = Reduction.of(op, average, prescale, postscale, compression, weight)
+    return Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority)
 
 
 def allreduce_(
@@ -171,7 +173,15 @@ def allreduce_(
         >>> result is weights, weights.tolist()
         (True, [1.5, 1.5])
     """
-    key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
+    is_usual = type(tensor) is np.ndarray  # then this is run_in_place() without its calls
+    again: Any = is_usual and run_repeated(
+        _known, tensor, weight, name, op, average, prescale_factor, postscale_factor, compression, process_set, priority
+    )
+    if again is tensor:
+        return tensor
+    if type(again) is Prepared:
+        return again.as_handle().wait()
+    key = name, op, average, prescale_factor, postscale_factor, compression, process_set, priority
     result: Array = run_in_place(_tensors, tensor, key, weight)
     return result
 
@@ -190,7 +200,7 @@ def allreduce_async_(
     weight: float | None = None,
 ) -> Handle[Array]:
     """As `allreduce_`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async_`."""
-    key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
+    key = name, op, average, prescale_factor, postscale_factor, compression, process_set, priority
     handle: Any = _tensors.submit(tensor, key, weight)
     if type(tensor) is not np.ndarray:
         adapter_for(tensor).note_change(tensor)

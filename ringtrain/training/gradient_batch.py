@@ -14,7 +14,7 @@ from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import Compression, GradientCompression, PowerSGD
 from ringtrain.engine.requirements import require_predivide_factor, require_process_set, require_weight
-from ringtrain.engine.submission import How, Operation, Prepared, PreparedAllreduces, Reduction, start
+from ringtrain.engine.submission import Operation, Prepared, PreparedAllreduces, Reduction, start
 from ringtrain.errors import StepOrderError
 from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
@@ -126,7 +126,7 @@ class GradientBatch:
         self._prefix = ""
         self._numbers = _Numbers(are_valid=False)  # while they are valid, `_prefix` is
         self.weight: float | None = None  # of this rank, in the averages
-        self._how: How = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression)
+        self._how = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression)
         self._reduction = Reduction.of(*self._how)
         self._group_of: dict[str, tuple[str, ...]] = {}
         self._tensors = PreparedAllreduces(prepares_new=True)  # of gradients in no group
@@ -222,7 +222,7 @@ class GradientBatch:
             return
         if not self._numbers.are_valid:
             self._begin_use()
-        key = name, self._how, self.process_set, priority
+        key = name, *self._how, self.process_set, priority
         self._in_flight.append((self._tensors.submit(gradient, key, self.weight), name))
 
     def ready_again(self, name: str, gradient: Any, priority: int = 0) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import inspect
+import signal
 import weakref
 
 import numpy as np
@@ -15,6 +16,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.engine.submission import Prepared
 from ringtrain.failure import call_site
 from ringtrain.handles import Handle
+from ringtrain.ops import reductions
 from ringtrain.training.gradient_batch import GradientBatch
 
 
@@ -117,6 +119,83 @@ def test_a_prepared_name_in_flight_is_refused_and_the_place_of_the_call_is_known
 
 @pytest.mark.fast
 @pytest.mark.ranks(2)
+def test_arguments_that_are_equal_repeat_a_prepared_array_and_others_do_not():
+    name = "prepared: equal arguments"
+
+    def prepared_by(factor, **arguments):
+        array, average = average_of([1, 3])
+        scales = {"prescale_factor": float(factor), "postscale_factor": float(f"{1 / factor}")}
+        require_equal(hvd.allreduce_(array, name=name, **scales, **arguments), average)
+        return reductions._tensors.known[name]
+
+    prepared_by(0.5)
+    first = prepared_by(0.5)
+    assert prepared_by(0.5) is first is not None
+    second = prepared_by(0.25)
+    assert prepared_by(0.25) is second is not first
+    third = prepared_by(0.25, op=hvd.Average)
+    assert prepared_by(0.25, op=hvd.Average) is third is not second
+    weighted = prepared_by(0.25, weight=2.0)
+    assert weighted is not third
+    for weight in 0.5, 7, np.float64(2):
+        assert prepared_by(0.25, weight=weight) is weighted
+    for weight in -1.0, float("nan"), "1", 10**400:
+        with pytest.raises((ValueError, TypeError), match="weight must be"):
+            prepared_by(0.25, weight=weight)
+    with pytest.raises(ValueError, match="add_process_set"):
+        prepared_by(0.25, process_set=hvd.ProcessSet([0, 1]))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1)
+def test_a_compressor_that_keeps_what_was_prepared_with_it_is_freed():
+    class Compressor(hvd.Compression.none):
+        pass
+
+    array = np.ones(2)
+    agreed = "prepared: circle", hvd.Sum, 1.0, 1.0, 0, 0
+    view = adapter_for(array).view_in_place(array)
+    prepared = Prepared(view, *agreed, call_site(), np.ndarray, None, None, None)
+    compressor = Compressor()
+    prepared.set_key((agreed[0], compressor, hvd.global_process_set, 0), None)
+    compressor.prepared = prepared
+    freed = weakref.ref(compressor)
+    del prepared, compressor
+    gc.collect()
+    assert freed() is None
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_a_signal_handler_that_raises_leaves_room_for_the_next_call_of_a_prepared_name():
+    name = "prepared: signal"
+    array, average = average_of([1])
+    for _ in range(3):
+        require_equal(hvd.allreduce_(array.copy(), name=name), average)
+    hvd.barrier()
+
+    def handler(*_):
+        raise TimeoutError("time is over")
+
+    interrupted = array.copy()
+    if hvd.rank() == 0:
+        before = signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(TimeoutError, match="time is over"):
+            hvd.allreduce_(interrupted, name=name)  # the other rank comes when this has ended
+        signal.signal(signal.SIGALRM, before)
+        hvd.broadcast_(np.zeros(1), 0, name=f"{name}: go on")
+    else:
+        hvd.broadcast_(np.zeros(1), 0, name=f"{name}: go on")
+        hvd.allreduce_(interrupted, name=name)
+    hvd.barrier()
+    require_equal(interrupted, average)
+    for _ in range(2):
+        require_equal(hvd.allreduce_(array.copy(), name=name), average)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
 def test_an_array_that_another_thread_begins_during_a_look_stays_begun():
     first, second = np.ones(2), np.full(2, 5.0)
     view_of = adapter_for(first).view_in_place
@@ -129,7 +208,9 @@ def test_an_array_that_another_thread_begins_during_a_look_stays_begun():
     agreed = "prepared: two threads", hvd.Sum, 1.0, 1.0, 0, 0
     prepared = Prepared(view_of(first), *agreed, call_site(), np.ndarray, look, None, None)
     Handle(prepared.start(first, "", None), first).wait()
-    assert prepared.begin_and_finish(second) is None
+    key = agreed[0], hvd.Sum, hvd.global_process_set, 0
+    prepared.set_key(key, None)
+    assert _core.run_repeated({agreed[0]: prepared}, second, None, *key) is None
     require_equal(prepared.wait(), np.full(2, 4.0))
     require_equal(second, np.full(2, 5.0))
 
