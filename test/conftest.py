@@ -24,6 +24,13 @@ os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+# Ranks and tests of JAX compile the same programs: each is compiled once by all processes of this run of pytest.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    programs = tempfile.TemporaryDirectory(prefix="jax-programs-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
 # Every rank imports this library and its tests: compiled once, they come in half the time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
