@@ -11,7 +11,10 @@ import diloco_reference
 import numpy as np
 import pytest
 from elastic_ranks import elastic_job
+from harness.forked import forks_of
 from harness.hosts import hosts_or_skip
+
+forks = forks_of("torch", "ringtrain.torch")
 
 EVERY, STEPS, LR = 4, 28, 0.25
 CODES = ("none", "int8")
@@ -165,13 +168,18 @@ def expected(generations, former, code, overlap=0, steps=STEPS, every=EVERY, beg
     return [hashlib.sha256(b"".join(one.tobytes() for one in of_rank)).hexdigest() for of_rank in parameters]
 
 
+def forks_for(program, forks):
+    """PyTorch alone takes so long to import."""
+    return forks if program is TORCH else None
+
+
 def result_of(text):
     return re.findall(r"result (\w+)", text)[-1]
 
 
 @PROGRAMS_AND_CODES
-def test_a_killed_island_costs_at_most_one_outer_step(tmp_path, program, code):
-    with elastic_job(program.replace("CODE_", code), tmp_path, 3) as job:
+def test_a_killed_island_costs_at_most_one_outer_step(forks, tmp_path, program, code):
+    with elastic_job(program.replace("CODE_", code), tmp_path, 3, forks=forks_for(program, forks)) as job:
         victim = job.process(job.formed(1).members[1])
         victim.wait_for("step 10 ")
         victim.kill()
@@ -202,8 +210,9 @@ def test_a_difference_that_was_under_way_at_the_commit_arrives_after_a_death(tmp
 
 
 @PROGRAMS_AND_CODES
-def test_a_newcomer_gets_the_outer_state(tmp_path, program, code):
-    with elastic_job(program.replace("CODE_", code), tmp_path, 2, RANKS_WANTED="3") as job:
+def test_a_newcomer_gets_the_outer_state(forks, tmp_path, program, code):
+    forks = forks_for(program, forks)
+    with elastic_job(program.replace("CODE_", code), tmp_path, 2, forks=forks, RANKS_WANTED="3") as job:
         job.process(job.formed(1).members[0]).wait_for("step 6 ")
         (newcomer,) = job.start()
         texts = [process.ends() for process in job.processes]
@@ -215,14 +224,15 @@ def test_a_newcomer_gets_the_outer_state(tmp_path, program, code):
 
 
 @pytest.mark.parametrize("program", (NUMPY, TORCH), ids=("numpy", "torch"))
-def test_after_the_loss_of_all_ranks_one_rank_goes_on_with_the_errors_of_the_file(tmp_path, program):
-    program, file = program.replace("CODE_", "int8"), str(tmp_path / "state")
-    with elastic_job(program, tmp_path, 2, CHECKPOINT=file) as job:
+def test_after_the_loss_of_all_ranks_one_rank_goes_on_with_the_errors_of_the_file(forks, tmp_path, program):
+    how = {"forks": forks_for(program, forks), "CHECKPOINT": str(tmp_path / "state")}
+    program = program.replace("CODE_", "int8")
+    with elastic_job(program, tmp_path, 2, **how) as job:
         job.process(job.formed(1).members[0]).wait_for("step 10 ")
         for process in job.processes:
             process.kill()
     (tmp_path / "again").mkdir()
-    with elastic_job(program, tmp_path / "again", 2, CHECKPOINT=file) as job:
+    with elastic_job(program, tmp_path / "again", 2, **how) as job:
         texts = [job.process(member).ends() for member in job.formed(1).members]
     (generations, same) = map(generations_of, texts)
     assert generations == same and generations[0][0] >= 8

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from elastic_ranks import elastic_job
 from exact_torch import arrays_of, require_same
+from harness.forked import forks_of
 from harness.frameworks import on_demand
 from power_sgd_reference import Reference
 
@@ -14,6 +15,8 @@ from ringtrain.compression import Compression
 
 torch = on_demand("torch")
 hvd = on_demand("ringtrain.torch")
+
+forks = forks_of("torch", "ringtrain.torch")
 
 
 def new_model(dtype="float32"):
@@ -274,8 +277,8 @@ print("steps", kept["steps"], "sum", sum(p.sum() for p in model.parameters()).it
 """
 
 
-def test_an_elastic_job_with_powersgd_loses_one_rank_and_gains_another(tmp_path):
-    with elastic_job(TRAINING, tmp_path, 3, most=3) as job:
+def test_an_elastic_job_with_powersgd_loses_one_rank_and_gains_another(forks, tmp_path):
+    with elastic_job(TRAINING, tmp_path, 3, most=3, forks=forks) as job:
         job.start()  # one too many: it waits
         victim = job.process(job.formed(1).members[0])
         victim.wait_for("step 20 ")
