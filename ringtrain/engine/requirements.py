@@ -61,11 +61,19 @@ def require_root(root: Any, process_set: ProcessSet, title: str) -> int:
 
 
 def require_priority(priority: Any, title: str) -> int:
-    """The priority. Raises TypeError for anything but an integer."""
+    """The priority. Raises TypeError for anything but an integer, and ValueError unless it fits into 32 bits."""
     try:
-        return operator.index(priority)
+        number = operator.index(priority)
     except TypeError:
         raise TypeError(f"{title}: priority must be an integer, not {priority!r}") from None
+    if not is_priority(number):
+        raise ValueError(f"{title}: priority must be from -2**31 to 2**31 - 1, not {priority}")
+    return number
+
+
+def is_priority(number: int) -> bool:
+    """Whether the core takes it for a priority."""
+    return -(1 << 31) <= number < 1 << 31
 
 
 def require_predivide_factor(factor: Any) -> float:

@@ -17,6 +17,7 @@ from ringtrain.arrays.adapter import Adapter, View, adapter_for
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
 from ringtrain.engine.requirements import (
     have,
+    is_priority,
     require_average,
     require_compressor,
     require_factor,
@@ -113,7 +114,8 @@ class Operation:
     @property
     def title(self) -> str:
         """For messages: allreduce "layer1.weight"."""
-        return f'{self.kind.name.lower()} "{self.name}"' if self.name else self.kind.name.lower()
+        has_name = isinstance(self.name, str) and self.name
+        return f'{self.kind.name.lower()} "{self.name}"' if has_name else self.kind.name.lower()
 
 
 class _Input(NamedTuple):
@@ -459,7 +461,7 @@ class PreparedAllreduces(PreparedTensors[Key]):
         is_usual = (
             (full_name is None or (isinstance(full_name, str) and full_name[:1] != "<"))
             and (type(op) is ReduceOp and average is None and compression is Compression.none)
-            and (type(prescale) is type(postscale) is float and type(priority) is int)
+            and (type(prescale) is type(postscale) is float and type(priority) is int and is_priority(priority))
             and isinstance(process_set, ProcessSet)
         )
         number = process_set.process_set_id if is_usual else None

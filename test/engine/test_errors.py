@@ -229,6 +229,26 @@ BAD_ARGUMENTS = {
         TypeError,
         'allreduce "urgent": priority must be an integer',
     ),
+    "a priority of more than 32 bits": (
+        lambda: hvd.allreduce_async(ONES, name="urgent", priority=1 << 31),
+        ValueError,
+        r'allreduce "urgent": priority must be from -2\*\*31 to 2\*\*31 - 1, not 2147483648',
+    ),
+    "a priority of more than 32 bits, in place": (
+        lambda: hvd.allreduce_(ONES, name="urgent", priority=-1 << 40),
+        ValueError,
+        'allreduce "urgent": priority must be from',
+    ),
+    "a weight that no float can hold": (
+        lambda: hvd.allreduce(ONES, weight=10**400),
+        ValueError,
+        "allreduce: weight must be a number that a float can hold",
+    ),
+    "a name that is an array": (
+        lambda: hvd.allreduce_(ONES, name=ONES),
+        TypeError,
+        "allreduce: the name of an operation is a str or None, not",
+    ),
     "a factor before an average that is text": (
         lambda: hvd.DistributedOptimizer(Descent(), gradient_predivide_factor="x"),
         TypeError,
