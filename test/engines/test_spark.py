@@ -577,8 +577,9 @@ def test_executors_that_come_on_demand_get_ranks_and_a_lost_one_is_not_begun_aga
     with pytest.raises(hvd.PeerLostError, match="rank 1 "):
         ringtrain.spark.run(count_and_die, (str(tmp_path),), num_proc=2, start_timeout=60)
     assert (tmp_path / "begun").read_text() == ".."
+    assert len(ringtrain.spark.run(rank_and_sum, (0,), num_proc=2, start_timeout=60)) == 2  # two executors run again
     with pytest.raises(hvd.StalledError, match="for 3 tasks of Spark, one for each rank: 2 of them have a slot"):
-        ringtrain.spark.run(rank_and_sum, (0,), num_proc=3, start_timeout=5)
+        ringtrain.spark.run(rank_and_sum, (0,), num_proc=3, start_timeout=10)
 
 
 def test_the_script_of_the_page_trains(tmp_path):
