@@ -158,6 +158,7 @@ class StoreClient:
         secret: bytes,
         token: str,
         node: str,
+        threads: int = 1,
         resend_s: float,
         timeout_s: float,
         return_s: float,

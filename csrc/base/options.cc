@@ -150,8 +150,8 @@ const std::vector<Entry>& entries() {
           "How many of the ranks that MPI has started become servers of key-value stores, which init() never leaves; "
           "0 has a server in each worker."),
       number(&Options::kv_threads, "kv_threads", 0, 64,
-             "Threads of a server of key-value stores that talk to workers; 0 takes two, or one where there are fewer "
-             "cores."),
+             "Threads of a server of key-value stores that talk to workers, and of a worker that talk to servers over "
+             "TCP, at most one for each of these; 0 takes two, or one where there are fewer cores."),
       number(&Options::kv_bound, "kv_bound", 32, 1LL << 40,
              "From this many elements on a key of a store is cut over all servers; a smaller one is on one of them.",
              "MXNET_KVSTORE_BIGARRAY_BOUND"),

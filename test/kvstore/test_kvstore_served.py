@@ -117,6 +117,53 @@ def test_values_are_exact(tmp_path, program, servers, memory):
         assert all("exact" in said for said in run(one, servers, [program] * 2))
 
 
+SEVERAL_SERVERS = """
+kv = kvstore.create("KIND")
+if kv.type == "dist_async":
+    kv.set_optimizer("test", rescale_grad=1.0)
+keys, shapes = [0, 1, 2, 3], [(1,), (300, 1000), (7, 11), (70000,)]
+kv.init(keys, [np.zeros(shape, np.float32) for shape in shapes])
+for turn in range(20):
+    pushed = [np.full(shape, (kv.rank + 1) * (turn + 1), np.float32) for shape in shapes]
+    outs = [np.empty(shape, np.float32) for shape in shapes]
+    kv.push(keys, pushed)
+    kv.pull(keys, out=outs)
+    if kv.type == "dist_sync":
+        assert all((out == 3 * (turn + 1)).all() for out in outs), turn
+kv.wait()
+kv.barrier()
+total = 3 * (20 if kv.type == "dist_sync" else 210)
+assert all((kv.pull(key) == np.full(shape, total)).all() for key, shape in zip(keys, shapes))
+print("exact", flush=True)
+kv.barrier()
+try:
+    while True:
+        kv.push(keys, pushed)
+        kv.pull(keys, out=outs)
+        print("round", flush=True)
+        time.sleep(0.01)
+except hvd.PeerLostError as error:
+    print("PeerLostError", error)
+"""
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
+@pytest.mark.parametrize("threads", [2, 4])
+def test_threads_for_some_of_the_servers_each_are_exact_and_tell_which_one_is_lost(tmp_path, kind, threads):
+    variables = {"RINGTRAIN_KV_THREADS": str(threads), "RINGTRAIN_SHARED_MEMORY": "off"}
+    with job(tmp_path, 2, 4, **variables, **SOON_OVER) as one:
+        one.scheduler()
+        servers = [one.server(DMLC_TASK_ID=str(number)) for number in range(4)]
+        program = BEGIN + SEVERAL_SERVERS.replace("KIND", kind)
+        workers = [one.worker(program, DMLC_TASK_ID=str(number)) for number in range(2)]
+        for worker in workers:
+            worker.wait_for("round", 3)
+        servers[1].kill()
+        for worker in workers:
+            said = worker.end(within_s=30)
+            assert "exact" in said and "PeerLostError" in said and "server 1" in said
+
+
 OPTIMIZER = """
 kv = kvstore.create("KIND")
 kv.set_optimizer(*OPTIMIZER)

@@ -48,6 +48,7 @@ class Worker:
                 "timeout_s": 20.0,
                 "return_s": 0.0,
                 "outbox_mb": 1,
+                "threads": 2,
                 "drop_percent": 0.0,
                 "verbose": 0,
             }
@@ -131,6 +132,20 @@ def test_rounds_are_exact() -> None:
         for i in range(1, 6):
             for found in together(lambda: a.push_pull(1), lambda: b.push_pull(2)):
                 require_all(found, 3 * i)
+
+
+@pytest.mark.parametrize(("servers", "threads", "expected"), [(3, 1, 1), (3, 2, 2), (2, 4, 2)])
+def test_a_worker_has_as_many_threads_as_asked_for_and_at_most_one_for_each_server(
+    servers: int, threads: int, expected: int
+) -> None:
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(served(number=number)).port for number in range(servers)]
+        before = len(os.listdir("/proc/self/task"))
+        worker = Worker(0, ports, workers=1, threads=threads)
+        assert len(os.listdir("/proc/self/task")) == before + expected
+        worker.open()
+        for turn in range(1, 6):
+            require_all(worker.push_pull(1), turn)
 
 
 def test_a_push_keeps_nothing_of_its_arrays_and_more_than_the_outbox_can_be_pushed() -> None:

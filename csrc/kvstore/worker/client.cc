@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <set>
 #include <thread>
@@ -23,6 +24,12 @@ constexpr double kLongWait_s = 1;
 
 bool can_be_of(DType given, DType kept) {
   return given == kept || (is_half(given) && kept == DType::float32) || (given == DType::float32 && is_half(kept));
+}
+
+void raise(std::atomic<int64_t>& number, int64_t to) {
+  int64_t before = number.load();
+  while (before < to && !number.compare_exchange_weak(before, to)) {
+  }
 }
 
 // From one element of the key on.
@@ -407,7 +414,7 @@ void StoreClient::add_remote(Work& work, uint32_t store, const ClientKey& key, c
     operation.wanted = out->dtype;
   }
   operation.done = [handle = work.handle, known = key.num_update](const std::optional<Error>& error, int64_t updates) {
-    if (!error && updates > known->load()) known->store(updates);
+    if (!error) raise(*known, updates);
     handle->end_one(error);
   };
   work.remote.push_back(std::move(operation));

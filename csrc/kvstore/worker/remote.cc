@@ -23,39 +23,22 @@ Remote::Remote(RemoteOptions options)
   traffic_.name = "worker " + std::to_string(options_.worker);
   traffic_.drop_percent = options_.drop_percent;
   traffic_.verbose = options_.verbose;
-  for (size_t i = 0; i < options_.servers.size(); ++i)
-    servers_.push_back(std::make_unique<RemoteServer>(poller_, traffic_, options_, credentials_, static_cast<int>(i)));
-  for (const auto& server : servers_) hellos_.push_back(server->hello());
-  thread_ = start_thread([this] { run(); });
+  const size_t servers = options_.servers.size();
+  const size_t threads = std::max(size_t{1}, std::min(static_cast<size_t>(std::max(1, options_.threads)), servers));
+  for (size_t i = 0; i < threads; ++i) {
+    std::vector<int> own;
+    for (size_t server = i; server < servers; server += threads) own.push_back(static_cast<int>(server));
+    const std::string name = traffic_.name + (threads > 1 ? ", thread " + std::to_string(i) : "");
+    threads_.push_back(std::make_unique<RemoteThread>(name, traffic_, options_, credentials_, own));
+  }
+  for (int i = 0; i < static_cast<int>(servers); ++i) hellos_.push_back(thread_of(i).hello_of(i));
+  for (const auto& thread : threads_) thread->start();
 }
 
+// One thread may have something to tell another one until both have ended.
 Remote::~Remote() {
-  mailbox_.post([this] { stops_ = true; });
-  thread_.join();
-}
-
-void Remote::run() {
-  GuardedTurns turns(traffic_.name);
-  while (true) {
-    turns.run([this] { mailbox_.empty(); });
-    if (stops_) break;
-    turns.run([this] { poller_.run(); });
-    turns.run([this] { take_turn(); });
-  }
-  const Error closed(ErrorKind::shut_down, "the store has been closed");
-  for (const auto& server : servers_) server->close(closed);
-  servers_.clear();
-  turns.run([this] { poller_.run(); });
-}
-
-void Remote::take_turn() {
-  double pause_s = 1;
-  const double now = now_s();
-  for (const auto& server : servers_) {
-    if (const auto error = error_of([&] { server->look(now); })) server->begin_again(*error);
-    pause_s = std::min(pause_s, server->pause_s());
-  }
-  mailbox_.sleep(pause_s);
+  for (const auto& thread : threads_) thread->ask_to_end();
+  for (const auto& thread : threads_) thread->join();
 }
 
 bool Remote::take_room(size_t bytes, double longest_s) {
@@ -170,16 +153,25 @@ void Remote::poke(int server, uint32_t store, uint32_t part, uint32_t chunk) {
   tell(server, [head](RemoteServer& there) { there.say(head); });
 }
 
+// The last thread whose servers have all speaks for all threads. The caller's pushes are in their mailboxes before the
+// question.
 void Remote::waits(uint32_t store) {
-  mailbox_.post([this, store] {
-    const auto has_all = [](const std::unique_ptr<RemoteServer>& server) { return server->has_all(); };
-    if (!std::all_of(servers_.begin(), servers_.end(), has_all)) return;
-    Head head;
-    head.said = Said::waiting;
-    head.store = store;
-    for (const auto& server : servers_)
-      if (const auto error = error_of([&] { server->say(head); })) server->begin_again(*error);
-  });
+  const auto left = std::make_shared<std::atomic<size_t>>(threads_.size());
+  for (const auto& thread : threads_)
+    thread->post([this, store, left, &own = *thread] {
+      if (own.has_all() && left->fetch_sub(1) == 1) say_waiting(store, own);
+    });
+}
+
+void Remote::say_waiting(uint32_t store, const RemoteThread& last) {
+  Head head;
+  head.said = Said::waiting;
+  head.store = store;
+  for (const auto& thread : threads_)
+    if (thread.get() == &last)
+      thread->say(head);
+    else
+      thread->post([head, &own = *thread] { own.say(head); });
 }
 
 // The parts of a CutPush end together, so none may wait for room that another one has.

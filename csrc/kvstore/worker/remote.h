@@ -12,14 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "base/signals.h"
 #include "base/thread_annotations.h"
-#include "kvstore/wire/mailbox.h"
 #include "kvstore/worker/remote_server.h"
+#include "kvstore/worker/remote_thread.h"
 
 namespace ringtrain {
 
-// The thread that talks to all servers, and the copies of the values that it has to send.
+// The threads that talk to servers, and the copies of the values that they have to send.
 //
 // Any thread.
 class Remote {
@@ -67,33 +66,24 @@ class Remote {
 
  private:
   RemoteReplyPtr ask(int server, Head head, Bytes body);
-  // Has the thread do work(there), with the server.
+  RemoteThread& thread_of(int server) const { return *threads_[static_cast<size_t>(server) % threads_.size()]; }
+  // Has the thread of the server do work(there), with it.
   template <typename Work>
   void tell(int server, Work work) {
-    mailbox_.post([this, server, work = std::move(work)] {
-      RemoteServer& there = *servers_[static_cast<size_t>(server)];
-      if (const auto error = error_of([&] { work(there); })) there.begin_again(*error);
-    });
+    thread_of(server).tell(server, std::move(work));
   }
+  void say_waiting(uint32_t store, const RemoteThread& last);
   // Room for so many bytes; a single one that is larger than all of it waits until all is free.
   bool take_room(size_t bytes, double longest_s);
   void give_room(size_t bytes);
   void note_unsettled(RemoteOperation& operation);
   void begin(const RemoteFlightPtr& flight, size_t bytes);
 
-  // The thread.
-  void run();
-  void take_turn();
-
   const RemoteOptions options_;
   const Credentials credentials_;
   Traffic traffic_;
-  Poller poller_;
-  Mailbox mailbox_{poller_};
-  std::vector<std::unique_ptr<RemoteServer>> servers_;  // after construction the thread's
-  std::vector<RemoteReplyPtr> hellos_;                  // constant after construction
-  std::atomic<int64_t> questions_;                      // the number of the next one
-  bool stops_ = false;                                  // the thread only
+  std::vector<RemoteReplyPtr> hellos_;  // constant after construction
+  std::atomic<int64_t> questions_;      // the number of the next one
 
   mutable Mutex mutex_;
   Condition has_room_;
@@ -101,7 +91,7 @@ class Remote {
   Condition has_settled_;
   size_t unsettled_ GUARDED_BY(mutex_) = 0;  // operations of pushes of keys at several servers
 
-  Thread thread_;
+  std::vector<std::unique_ptr<RemoteThread>> threads_;  // server i has the one of number i modulo their number
 };
 
 }  // namespace ringtrain

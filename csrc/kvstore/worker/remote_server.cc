@@ -21,14 +21,15 @@ constexpr double kRefused_s = 0.5;
 
 }  // namespace
 
-RemoteServer::RemoteServer(Poller& poller, Traffic& traffic, const RemoteOptions& options,
-                           const Credentials& credentials, int number)
-    : poller_(poller),
+RemoteServer::RemoteServer(Home& home, Traffic& traffic, const RemoteOptions& options, const Credentials& credentials,
+                           int number)
+    : home_(home),
+      poller_(home.poller()),
       traffic_(traffic),
       options_(options),
       number_(number),
       addresses_(options.servers[static_cast<size_t>(number)]),
-      dialler_(poller, *this, credentials),
+      dialler_(poller_, *this, credentials),
       down_since_(now_s()) {}
 
 RemoteServer::~RemoteServer() = default;
@@ -299,7 +300,7 @@ void RemoteServer::say(const Head& head) {
 void RemoteServer::add(RemoteFlightPtr flight) {
   const RemoteOperation& operation = flight->operation;
   const std::shared_ptr<CutPush> cut = flight->legs() > 0 ? operation.cut : nullptr;
-  if (cut && cut->error()) flight->error = *cut->error();
+  if (cut) flight->error = cut->error();
   if (lost_) flight->error = *lost_;
   if (cut && lost_) cut->note_lost(number_, *lost_);
   if (flight->error || flight->legs() == 0) return finish(flight);
@@ -314,8 +315,10 @@ void RemoteServer::add(RemoteFlightPtr flight) {
   flight->order = ++orders_;
   waiting_[{flight->place_in_line, flight->order}] = flight;
   if (cut)
-    cut->join(number_, [this, one = std::weak_ptr<RemoteFlight>(flight)] {
-      if (const RemoteFlightPtr there = one.lock()) settle(there);
+    cut->join(number_, [this, one = std::weak_ptr<RemoteFlight>(flight)](int teller) {
+      home_.pass_on(teller, number_, [one](RemoteServer& there) {
+        if (const RemoteFlightPtr still_there = one.lock()) there.settle(still_there);
+      });
     });
 }
 

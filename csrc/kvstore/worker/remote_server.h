@@ -42,9 +42,10 @@ struct RemoteOptions {
   std::string secret, token;                          // see Credentials
   double resend_s = 1, timeout_s = 30, return_s = 0;  // how long a server may be gone before it is lost
   size_t outbox_bytes = 64 << 20;
+  int threads = 1;  // that talk to servers, at most one for each
   double drop_percent = 0;
   int verbose = 0;
-  // Called when a server is lost, on the thread of the Remote: it must not block.
+  // Called when a server is lost, on the thread that talks to it: it must not block.
   std::function<void(int server, const Error& error)> has_lost;
 };
 
@@ -72,7 +73,7 @@ struct RemoteOperation {
   double lr = 0, wd = 0;
   int priority = 0;  // what is higher goes first
 
-  // Once, on the thread of the Remote: it must not block. num_update: the smallest of its chunks.
+  // Once, on the thread that talks to the server: it must not block. num_update: the smallest of its chunks.
   std::function<void(const std::optional<Error>& error, int64_t num_update)> done;
 };
 
@@ -90,7 +91,7 @@ class RemoteReply {
     return body_;
   }
 
-  // On the thread of the Remote. The first one of these counts.
+  // On the thread that talks to the server. The first one of these counts.
   void finish(Bytes body) {
     if (handle_.is_done()) return;
     body_ = std::move(body);
@@ -108,7 +109,7 @@ using RemoteReplyPtr = std::shared_ptr<RemoteReply>;
 
 // An operation on its way to one server, chunk by chunk.
 //
-// On the thread of the Remote from when it is added on.
+// On the thread that talks to the server from when it is added on.
 struct RemoteFlight {
   // One of the messages that it takes: a chunk, or the rows of one.
   struct Leg {
@@ -193,12 +194,22 @@ struct RemoteQuestion {
   bool asks_again = false;  // what it is about, after another server has taken the place of the first one
 };
 
-// On the thread of its Poller.
+// On the thread of its Home.
 class RemoteServer final : Connection::Owner, Dialler::Owner {
  public:
+  using News = std::function<void(RemoteServer& there)>;
+
+  class Home {
+   public:
+    virtual ~Home() = default;
+    virtual Poller& poller() = 0;
+    // Called on the thread of another server, `teller`: has news(there) done with this one on its own thread; at once
+    // where that is the same.
+    virtual void pass_on(int teller, int server, News news) = 0;
+  };
+
   // All outlive this.
-  RemoteServer(Poller& poller, Traffic& traffic, const RemoteOptions& options, const Credentials& credentials,
-               int number);
+  RemoteServer(Home& home, Traffic& traffic, const RemoteOptions& options, const Credentials& credentials, int number);
   ~RemoteServer() override;
 
   void add(RemoteFlightPtr flight);
@@ -292,6 +303,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void fail_all(const Error& error);
   std::string name() const;
 
+  Home& home_;
   Poller& poller_;
   Traffic& traffic_;
   const RemoteOptions& options_;

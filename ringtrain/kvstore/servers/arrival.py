@@ -131,6 +131,14 @@ def name_what_is_needless(verbose: int, environ: Mapping[str, str] = os.environ)
 _MOST_THREADS = 2
 
 
+def _threads(settings: Mapping[str, str]) -> int:
+    return int(float(settings["kv_threads"]))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def make_server(arrival: Arrival, world: World) -> _core.StoreServer:
     """Returns a server, which owns the listeners of the arrival."""
     settings = arrival.settings
@@ -138,7 +146,7 @@ def make_server(arrival: Arrival, world: World) -> _core.StoreServer:
         number=arrival.number,
         capacity=world.capacity,
         listeners=arrival.listeners,
-        threads=int(float(settings["kv_threads"])) or min(_MOST_THREADS, len(os.sched_getaffinity(0))),
+        threads=_threads(settings) or min(_MOST_THREADS, _cores()),
         **_of_both(arrival, world),
     )
 
@@ -151,6 +159,7 @@ def make_client(arrival: Arrival, world: World) -> _core.StoreClient:
         workers=world.workers,
         capacity=world.capacity,
         servers=world.servers,
+        threads=1 if _cores() == 1 else _threads(arrival.settings) or _MOST_THREADS,
         resend_s=float(arrival.settings["kv_resend_ms"]) / 1000,
         return_s=float(arrival.settings["kv_rejoin_s"]),
         outbox_mb=float(arrival.settings["kv_outbox_mb"]),

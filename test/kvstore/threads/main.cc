@@ -1,6 +1,7 @@
 // Workers and servers of a store as threads of one process, under ThreadSanitizer (test/kvstore/test_store_threads.py).
 //
-// It says whether workers share memory with the servers, "shared" or "tcp", and ends with 0 where all values are exact.
+// Its arguments say whether workers share memory with the servers, "shared" or "tcp", and how many threads a worker has
+// for its servers, and a server for its workers. It ends with 0 where all values are exact.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -26,8 +27,8 @@ using namespace ringtrain;
 
 namespace {
 
-constexpr int kWorkers = 3, kServers = 2, kRounds = 40;
-constexpr uint64_t kLong = 40'000, kShort = 10;
+constexpr int kWorkers = 3, kServers = 3, kRounds = 40;
+constexpr uint64_t kLong = 40'000, kFirst = 15'000, kShort = 10;
 constexpr double kWait_s = 0.2;
 
 void require(bool holds, const std::string& what) {
@@ -72,7 +73,7 @@ void require_that_letters_wake() {
 // Synchronous: store 0; asynchronous: 1; asynchronous, and a thread of the server's updates: 2.
 class Job {
  public:
-  explicit Job(std::string node) : node_(std::move(node)) {
+  Job(std::string node, int threads) : node_(std::move(node)), threads_(threads) {
     pthread_barrier_init(&barrier_, nullptr, kWorkers);
     for (int i = 0; i < kServers; ++i) {
       ServerOptions options;
@@ -80,7 +81,7 @@ class Job {
       options.capacity = kWorkers;
       options.listeners.emplace_back(make_listener());
       options.secret = options.token = "of this test";
-      options.threads = 2;
+      options.threads = threads_;
       options.node = node_;
       addresses_.push_back({address_of(options.listeners.front().number())});
       servers_.push_back(std::make_unique<StoreServer>(std::move(options)));
@@ -117,7 +118,7 @@ class Job {
 
   void begin(StoreClient& client, int worker, uint32_t store) {
     const std::vector<StoreKey> keys = {
-        {0, "long", DType::float32, kLong, {{0, 0, kLong / 2}, {1, kLong / 2, kLong - kLong / 2}}},
+        {0, "long", DType::float32, kLong, {{0, 0, kFirst}, {1, kFirst, kFirst}, {2, 2 * kFirst, kLong - 2 * kFirst}}},
         {1, "short", DType::float32, kShort, {{1, 0, kShort}}}};
     std::vector<float> zeros(kLong);
     client.open(store, store == 0, PartSpec::kNoBound);
@@ -166,6 +167,7 @@ class Job {
     options.remote.capacity = kWorkers;
     options.remote.servers = addresses_;
     options.remote.secret = options.remote.token = "of this test";
+    options.remote.threads = threads_;
     const auto error = error_of([&] {
       StoreClient client(options, [] {});
       client.meet();
@@ -180,6 +182,7 @@ class Job {
   }
 
   const std::string node_;
+  const int threads_;
   pthread_barrier_t barrier_;
   std::vector<std::vector<SocketAddress>> addresses_;
   std::vector<std::unique_ptr<StoreServer>> servers_;
@@ -190,6 +193,6 @@ class Job {
 
 int main(int, char** arguments) {
   require_that_letters_wake();
-  Job(std::string(arguments[1]) == "shared" ? "here" : "").run();
+  Job(std::string(arguments[1]) == "shared" ? "here" : "", std::atoi(arguments[2])).run();
   std::puts("exact");
 }

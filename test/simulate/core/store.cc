@@ -96,7 +96,7 @@ std::string text_of(const Fault& fault, int workers) {
 }
 
 struct Draw {
-  int workers = 2, servers = 1, threads = 1;
+  int workers = 2, servers = 1, threads = 1, client_threads = 1;
   bool is_synchronous = false;
   int64_t max_staleness = PartSpec::kNoBound;
   std::vector<bool> shares_memory;  // by rank: whether it is on the host that all such processes share
@@ -112,6 +112,7 @@ class Drawing {
  public:
   explicit Drawing(uint64_t seed) : random_(seed), has_deaths_in_a_row_(Random(seed ^ kDeathsInARow).chance(1.0 / 12)) {
     draw_.outbox_bytes = Random(~seed).one_of(std::vector<size_t>{64 << 20, 400});
+    draw_.client_threads = Random(seed ^ kClientThreads).chance(1.0 / 3) ? 2 : 1;
   }
 
   Draw draw() {
@@ -286,7 +287,8 @@ class Drawing {
     draw_.faults.push_back(fault);
   }
 
-  static constexpr uint64_t kDeathsInARow = uint64_t{21} << 40;  // with which no seed of kept.txt has another story
+  // With which no seed of kept.txt has another story.
+  static constexpr uint64_t kDeathsInARow = uint64_t{21} << 40, kClientThreads = uint64_t{146911} << 32;
 
   Random random_;
   const bool has_deaths_in_a_row_;
@@ -668,6 +670,7 @@ class World {
       remote.servers.push_back({{"server", of_place(false, server)->rank}});
     remote.resend_s = draw_.resend_s;
     remote.outbox_bytes = draw_.outbox_bytes;
+    remote.threads = draw_.client_threads;
     remote.timeout_s = draw_.timeout_s;
     remote.return_s = draw_.return_s;
     remote.verbose = telling_.trace ? 2 : 0;
