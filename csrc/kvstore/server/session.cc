@@ -375,8 +375,7 @@ CutPushes::Pusher Session::pusher_of(const PieceName& piece) const {
   return {worker_, term_, found->first.first, piece.first->part().layout().spec().pieces[piece.second].key};
 }
 
-// A chunk of a push that is over comes again where its worker has not got the answer. If it did not count, the push was
-// refused.
+// A chunk of a push that is over comes again where its worker has not got the answer.
 void Session::take_chunk_of_push(const Request& request) {
   const Head& head = request.head;
   const PieceName name = piece_of(request);
@@ -395,6 +394,8 @@ void Session::take_chunk_of_push(const Request& request) {
     return push.is_cut() ? settle(request) : void();
   }
   if (is_over) {
+    const auto refused = pushes.refused.find(head.push);
+    if (refused != pushes.refused.end()) throw Error(refused->second);
     const uint64_t counted = request.actor->pushes_of(head.chunk, static_cast<size_t>(worker_));
     require(static_cast<uint64_t>(head.number) <= counted, "it is of a push that was refused");
     return carry_out_in_order(request);
@@ -551,8 +552,12 @@ std::optional<Session::Request> Session::take_out(std::optional<Request>& chunk,
 }
 
 void Session::refuse_all(WholePush& push, const Error& error) {
+  constexpr size_t kMostKept = 64;
   for (auto& chunk : push.chunks) {
     if (!chunk) continue;
+    auto& refused = pushes_[piece_of(*chunk)].refused;
+    refused.emplace(chunk->head.push, error);
+    if (refused.size() > kMostKept) refused.erase(refused.begin());
     if (push.is_cut()) home_.stores().cut_pushes().refuse(pusher_of(piece_of(*chunk)), push.primary, chunk->head.push);
     refuse(take_out(chunk, push)->id, error);
   }

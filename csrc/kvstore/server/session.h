@@ -124,7 +124,8 @@ class Session final : Connection::Owner {
   // Of a piece. Pushes are applied one after the other, in the order of Head::push.
   struct WholePushes {
     std::map<uint64_t, WholePush> open;
-    uint64_t over = 0;  // up to this one all that are not open were applied or refused
+    uint64_t over = 0;                  // up to this one all that are not open were applied or refused
+    std::map<uint64_t, Error> refused;  // the last ones, with the reason: an answer may be lost
   };
   using PieceName = std::pair<Actor*, uint32_t>;
 
