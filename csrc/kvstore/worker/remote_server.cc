@@ -429,7 +429,7 @@ void RemoteServer::answer(uint32_t id, const Head& head) {
   answered_transmission_ = std::max(answered_transmission_, request.transmission);
   if (request.is_answered) return;
   const RemoteFlightPtr flight = request.flight;
-  flight->moved_at = heard_at_;
+  if (head.said != Said::staged || !request.is_staged) flight->moved_at = heard_at_;
   if (head.said == Said::early) return count_again(id, head.number);
   if (head.said == Said::ready) return take_ready(*flight);
   window_bytes_ -= std::exchange(request.window_bytes, 0);
@@ -621,10 +621,11 @@ void RemoteServer::look_for_silence(double now) {
 // A request without an answer that was sent, or sent again, before an answered one was lost: the server takes one after
 // the other. So the last message of a connection does not stay lost while the answers to older ones are asked for
 // again. A held push may be answered later, or that answer was lost: it is asked more and more seldom. Of a push of
-// several chunks all are answered at once, so until one is, it is enough to ask for one of them.
+// several chunks all are answered at once, so until one is, one of them is asked for at a time. They take turns: the
+// server drops those that are early, and its answer to them may be lost.
 void RemoteServer::resend_what_is_late(double now) {
   std::vector<std::pair<uint64_t, uint32_t>> late;
-  std::set<const RemoteFlight*> asked;
+  std::map<const RemoteFlight*, uint32_t> asked;
   for (const auto& [id, request] : requests_) {
     if (request.is_answered) continue;
     const RemoteFlight& flight = *request.flight;
@@ -633,9 +634,14 @@ void RemoteServer::resend_what_is_late(double now) {
     const double patience_s = options_.resend_s * (is_there ? 1 << std::min(request.times - 1, 3) : 1);
     const double since = flight.is_whole() ? std::max(request.sent_at, flight.moved_at) : request.sent_at;
     if (!is_next || now - since <= patience_s) continue;
-    if (request.is_staged && flight.answered == 0 && !asked.insert(&flight).second) continue;
-    late.emplace_back(request.order, id);
+    if (request.is_staged && flight.answered == 0) {
+      uint32_t& longest_ago = asked.emplace(&flight, id).first->second;
+      if (request.sent_at < requests_.at(longest_ago).sent_at) longest_ago = id;
+    } else {
+      late.emplace_back(request.order, id);
+    }
   }
+  for (const auto& [flight, id] : asked) late.emplace_back(requests_.at(id).order, id);
   std::sort(late.begin(), late.end());
   for (const auto& [order, id] : late) {
     Request& request = requests_.at(id);
