@@ -315,8 +315,8 @@ void RemoteServer::add(RemoteFlightPtr flight) {
   flight->order = ++orders_;
   waiting_[{flight->place_in_line, flight->order}] = flight;
   if (cut)
-    cut->join(number_, [this, one = std::weak_ptr<RemoteFlight>(flight)](int teller) {
-      home_.pass_on(teller, number_, [one](RemoteServer& there) {
+    cut->join(number_, [&home = home_, number = number_, one = std::weak_ptr<RemoteFlight>(flight)](int teller) {
+      home.pass_on(teller, number, [one](RemoteServer& there) {
         if (const RemoteFlightPtr still_there = one.lock()) there.settle(still_there);
       });
     });

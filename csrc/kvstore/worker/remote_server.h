@@ -204,7 +204,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
     virtual ~Home() = default;
     virtual Poller& poller() = 0;
     // Called on the thread of another server, `teller`: has news(there) done with this one on its own thread; at once
-    // where that is the same.
+    // where that is the same. Nothing happens when the own thread has ended, and this server with it.
     virtual void pass_on(int teller, int server, News news) = 0;
   };
 

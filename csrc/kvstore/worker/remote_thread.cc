@@ -9,7 +9,7 @@ namespace ringtrain {
 
 RemoteThread::RemoteThread(std::string name, Traffic& traffic, const RemoteOptions& options,
                            const Credentials& credentials, const std::vector<int>& servers)
-    : name_(std::move(name)) {
+    : name_(std::move(name)), numbers_(servers.begin(), servers.end()) {
   RemoteServer::Home& home = *this;
   for (const int number : servers)
     servers_[number] = std::make_unique<RemoteServer>(home, traffic, options, credentials, number);
@@ -65,7 +65,7 @@ void RemoteThread::say(const Head& head) {
 }
 
 void RemoteThread::pass_on(int teller, int server, RemoteServer::News news) {
-  if (servers_.count(teller) != 0) return news(*servers_.at(server));
+  if (numbers_.count(teller) != 0) return news(*servers_.at(server));
   tell(server, std::move(news));
 }
 

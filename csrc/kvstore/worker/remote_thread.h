@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,6 +55,7 @@ class RemoteThread final : RemoteServer::Home {
   void take_turn();
 
   const std::string name_;
+  const std::set<int> numbers_;  // of its servers
   Poller poller_;
   Mailbox mailbox_{poller_};
   std::map<int, std::unique_ptr<RemoteServer>> servers_;  // by number; from start() on the thread's

@@ -159,6 +159,15 @@ class Job {
     meet();
   }
 
+  // The pushes are cut over all servers, and some of them are in the middle of it when the client ends.
+  static void push_and_leave(StoreClient& client, uint32_t store) {
+    constexpr int kPushes = 100;
+    std::vector<float> ones(kLong, 1.0f);
+    for (int i = 0; i < kPushes; ++i)
+      client.push(store, {0}, {{{ones.data(), DType::float32, kLong}, {0, 0}, {}}}, 0, true);
+    client.close();
+  }
+
   void work(int worker) {
     StoreClientOptions options;
     options.workers = kWorkers;
@@ -176,7 +185,7 @@ class Job {
         push_and_pull(client, store);
       }
       require(client.metrics().at("sent_bytes") > 0, "nothing was sent");
-      client.close();
+      push_and_leave(client, 1);
     });
     require(!error, error ? error->what() : "");
   }
