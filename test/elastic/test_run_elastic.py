@@ -76,6 +76,12 @@ class Started:
     def kill(self, how: int = signal.SIGKILL) -> None:
         os.kill(self.pid, how)
 
+    def variable(self, name: str) -> str | None:
+        """Returns the one that it was started with."""
+        start = f"{name}=".encode()
+        variables = Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0")
+        return next((one.removeprefix(start).decode() for one in variables if one.startswith(start)), None)
+
     def kill_agent(self) -> None:
         os.kill(parent_of(parent_of(self.pid)), signal.SIGKILL)
 
@@ -530,8 +536,11 @@ exec ip netns exec $host unshare --uts sh -c 'hostname "$0" && exec "$@"' $host 
 
 def test_mpirun_starts_the_agents_of_other_hosts(three_hosts: SimulatedHosts, tmp_path: Path) -> None:
     second = three_hosts.names[1]
-    with elastic(tmp_path, "--launcher", "mpirun", *on_two(three_hosts), hosts=three_hosts) as job:
+    # An agent's first order is longer than a launcher takes at once for the standard input of another host.
+    large = " ".join(map(str, range(20_000)))
+    with elastic(tmp_path, "--launcher", "mpirun", *on_two(three_hosts), hosts=three_hosts, LARGE=large) as job:
         seats = job.of(1, 4)
+        assert all(one.variable("LARGE") == large for one in seats)
         seats[3].kill()
         assert [one.number for one in job.of(3, 4)] == [0, 1, 2, 4]
         seats[2].kill_agent()

@@ -11,7 +11,8 @@ tells a process the "variables" of its order, and nothing of ranks. In an elasti
 "horovod", the place that the process is expected to get.
 
 Both outputs have besides, in whole lines, what the ranks write to theirs; under ringrun, that is frames of wrappers.
-When standard input ends, the starter has died, and the ranks are killed.
+When standard input ends, the starter has died, and the ranks are killed. With the argument TELL_READ_BYTES, the agent
+reports {"read": bytes} of each part of standard input that it has read.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 REPORT = b"\x1f"
+TELL_READ_BYTES = "--tell-read-bytes"
 _LOOK_S = 0.2
 # Processes that an ended rank has left behind may hold its pipes open for ever.
 _DRAIN_S = 1.0
@@ -267,7 +269,7 @@ class Agent:
             stream.close()
 
     def _read_orders(self) -> None:
-        data = os.read(0, 1 << 16)
+        data = _next_bytes()
         if not data:
             self._selector.unregister(0)
             self._stays = False
@@ -317,6 +319,13 @@ class Agent:
         return [rank for rank in self._ranks if number is None or rank.number == number]
 
 
+def _next_bytes() -> bytes:
+    data = os.read(0, 1 << 16)
+    if data and TELL_READ_BYTES in sys.argv:
+        _report({"read": len(data)})
+    return data
+
+
 def _report(report: dict[str, object]) -> None:
     write_lines(1, [REPORT + json.dumps(report).encode()])
 
@@ -351,7 +360,7 @@ def main(secret: str = "") -> int:
     orders = Lines()
     lines: list[bytes] = []
     while not lines:
-        data = os.read(0, 1 << 16)
+        data = _next_bytes()
         if not data:
             return 1
         lines = orders.feed(data)

@@ -56,13 +56,6 @@ def command_of_agent(
     return [*remote_shell(environ, ssh_options, ssh_alive), share.host, shlex.join(["env", *libraries, *_WORDS])]
 
 
-def command_by_launcher(share: Share, words: Sequence[str]) -> list[str]:
-    """Returns the command line of a launcher that starts an agent. `words` have ANY_HOST in the place of the host."""
-    if not share.is_remote:
-        return _WORDS
-    return [*(word.replace(ANY_HOST, share.host) for word in words), *_WORDS]
-
-
 class Link(ABC):
     """The connection to an agent. One thread. `running`: ranks not reported as ended."""
 
@@ -82,7 +75,7 @@ class Link(ABC):
     def order(self, order: Mapping[str, object]) -> None:
         """Gives the agent an order, without waiting for it."""
 
-    def unwritten(self) -> Mapping[HasDescriptor, Callable[[], None]]:
+    def unwritten(self) -> Mapping[HasDescriptor, Callable[[], object]]:
         """Returns the files that orders wait for to be writable, each with the function that then writes them."""
         return {}
 
@@ -125,17 +118,19 @@ class StreamLink(Link):
     def order(self, order: Mapping[str, object]) -> None:
         self._orders += json.dumps(order).encode() + b"\n"
 
-    def unwritten(self) -> Mapping[HasDescriptor, Callable[[], None]]:
+    def unwritten(self) -> Mapping[HasDescriptor, Callable[[], object]]:
         return {self.orders: self._write_orders} if self._orders and self.is_open else {}
 
-    def _write_orders(self) -> None:
-        """Writes as many orders as possible without waiting."""
+    def _write_orders(self, most: int | None = None) -> int:
+        """Writes as many orders as possible without waiting, and at most `most` bytes. Returns the number of bytes."""
         try:
-            self._orders = self._orders[os.write(self.orders.fileno(), self._orders) :]
+            written = os.write(self.orders.fileno(), self._orders[:most])
         except BlockingIOError:
-            pass
+            return 0
         except OSError:  # the end of the link is noticed elsewhere
-            self._orders = b""
+            written = len(self._orders)
+        self._orders = self._orders[written:]
+        return written
 
 
 class ProcessLink(StreamLink):
@@ -190,6 +185,38 @@ class ProcessLink(StreamLink):
     def _take_output(self, data: bytes) -> None:
         for line in self._output.feed(data) if data else self._output.close():
             self._take_line(line, 1)
+
+
+class LaunchedLink(ProcessLink):
+    """Through the launcher of an MPI. Few bytes are on their way to the agent, which tells what it has read.
+
+    The mpirun of Open MPI 5 loses a part of its standard input on the way to another host, if it reads more at once.
+    """
+
+    # PRTE_IOF_BASE_MSG_MAX of PRRTE, whose daemons have a buffer of this size
+    _MOST_UNREAD = 4096
+
+    def __init__(self, share: Share, words: Sequence[str]):
+        """`words`: the beginning of the launcher's command line, with ANY_HOST in the place of the host.
+
+        Raises OSError where the launcher cannot be started.
+        """
+        launcher = [word.replace(ANY_HOST, share.host) for word in words]
+        super().__init__(share, [*launcher, *_WORDS, agent.TELL_READ_BYTES])
+        self._room = self._MOST_UNREAD
+
+    def unwritten(self) -> Mapping[HasDescriptor, Callable[[], object]]:
+        return super().unwritten() if self._room > 0 else {}
+
+    def _write_orders(self, most: int | None = None) -> int:
+        written = super()._write_orders(self._room)
+        self._room -= written
+        return written
+
+    def take_reports(self) -> list[dict[str, Any]]:
+        reports = super().take_reports()
+        self._room += sum(report["read"] for report in reports if "read" in report)
+        return [report for report in reports if "read" not in report]
 
 
 class ContainerLink(StreamLink):
@@ -261,7 +288,7 @@ class Loop:
         """Call `read` whenever there is something to read, for ever."""
         self._selector.register(stream, selectors.EVENT_READ, read)
 
-    def wait(self, longest_s: float, also: Mapping[HasDescriptor, Callable[[], None]] | None = None) -> None:
+    def wait(self, longest_s: float, also: Mapping[HasDescriptor, Callable[[], object]] | None = None) -> None:
         """Wait until there is something, and handle it. `also` are to be read this time alone."""
         orders = {stream: write for link in self._links for stream, write in link.unwritten().items()}
         for stream, write in orders.items():

@@ -31,14 +31,7 @@ from ringtrain.runner.job import (
     role_terms_of,
 )
 from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.links import (
-    ContainerLink,
-    Link,
-    ProcessLink,
-    Share,
-    command_by_launcher,
-    command_of_agent,
-)
+from ringtrain.runner.start.links import ContainerLink, LaunchedLink, Link, ProcessLink, Share, command_of_agent
 from ringtrain.runner.start.placement import Discovery, DiscoveryError, HostPlacement, Placement
 from ringtrain.runner.start.starter import MAX_GRACE_S, RankStarter, Starter
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE, speaker
@@ -183,10 +176,10 @@ def _ranks() -> int:
         words = arguments.command, share.first, share.ranks, arguments.num_proc
         return Order(*words, place, secret.hex(), environment, os.getcwd())
 
-    def command_of(share: Share) -> list[str]:
-        return command_of_agent(share, os.environ, arguments.ssh_option)
+    def link_to(share: Share) -> Link:
+        return ProcessLink(share, command_of_agent(share, os.environ, arguments.ssh_option))
 
-    placement = HostPlacement([Host(share.host, share.ranks) for share in shares], command_of, order_of)
+    placement = HostPlacement([Host(share.host, share.ranks) for share in shares], link_to, order_of)
     return _run(RankStarter(_links(placement), _grace_s()))
 
 
@@ -261,12 +254,12 @@ def _elastic() -> int:
         place = _place(meeting.address_for(share.host), server.port)
         return Order(arguments.command, 0, 0, 0, place, secret.hex(), environment, os.getcwd(), share.host)
 
-    def command_of(share: Share) -> list[str]:
-        if arguments.agent_word:
-            return command_by_launcher(share, arguments.agent_word)
-        return command_of_agent(share, os.environ, arguments.ssh_option, _SSH_ALIVE_IF_ELASTIC)
+    def link_to(share: Share) -> Link:
+        if arguments.agent_word and share.is_remote:
+            return LaunchedLink(share, arguments.agent_word)
+        return ProcessLink(share, command_of_agent(share, os.environ, arguments.ssh_option, _SSH_ALIVE_IF_ELASTIC))
 
-    placement = HostPlacement(hosts, command_of, order_of, discovery, _may_hope(terms))
+    placement = HostPlacement(hosts, link_to, order_of, discovery, _may_hope(terms))
     starter = ElasticStarter(fleet, server, mail, placement, terms.least, _grace_s())
     placement.watch(mail.put)
     return _run(starter)

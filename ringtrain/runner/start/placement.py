@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 from ringtrain.runner.hosts import Host, UsageError, is_this_host, read_discovered
 from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.links import Link, ProcessLink, Share
+from ringtrain.runner.start.links import Link, Share
 
 
 class Placement(ABC):
@@ -56,7 +56,7 @@ class HostPlacement(Placement):
 
     Args:
         hosts: those at the beginning.
-        command_of: the command that starts an agent.
+        link_to: starts the agent of this share. May raise OSError.
         order_of: the first order to the agent with this share.
         discovery: where further hosts come from, if anywhere.
         may_grow: also without that, as where hosts that were given up come back.
@@ -65,13 +65,13 @@ class HostPlacement(Placement):
     def __init__(
         self,
         hosts: Sequence[Host],
-        command_of: Callable[[Share], list[str]],
+        link_to: Callable[[Share], Link],
         order_of: Callable[[Share], Order],
         discovery: Discovery | None = None,
         may_grow: bool = False,
     ):
         self._hosts = list(hosts)
-        self._command_of = command_of
+        self._link_to = link_to
         self._order_of = order_of
         self._discovery = discovery
         self._may_grow = may_grow
@@ -81,7 +81,7 @@ class HostPlacement(Placement):
 
     def open_agent(self, host: str, first: int = 0, ranks: int = 0) -> Link:
         share = Share(host, first, ranks, not is_this_host(host))
-        link = ProcessLink(share, self._command_of(share))
+        link = self._link_to(share)
         link.order(self._order_of(share)._asdict())
         return link
 
