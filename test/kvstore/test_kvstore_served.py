@@ -117,6 +117,22 @@ def test_values_are_exact(tmp_path, program, servers, memory):
         assert all("exact" in said for said in run(one, servers, [program] * 2))
 
 
+ON_ONE_CORE = """
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+kv = kvstore.create("dist_async")
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+def test_a_worker_on_one_core_has_one_thread_for_its_servers_unless_more_are_asked_for(tmp_path):
+    threads = {}
+    for asked in (0, 1, 3):
+        with job(tmp_path, 1, 3, RINGTRAIN_SHARED_MEMORY="off", RINGTRAIN_KV_THREADS=str(asked)) as one:
+            (said,) = run(one, 3, [ON_ONE_CORE])
+        threads[asked] = int(said)
+    assert threads[0] == threads[1] == threads[3] - 2
+
+
 SEVERAL_SERVERS = """
 kv = kvstore.create("KIND")
 if kv.type == "dist_async":

@@ -132,11 +132,7 @@ _MOST_THREADS = 2
 
 
 def _threads(settings: Mapping[str, str]) -> int:
-    return int(float(settings["kv_threads"]))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return int(float(settings["kv_threads"])) or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def make_server(arrival: Arrival, world: World) -> _core.StoreServer:
@@ -146,7 +142,7 @@ def make_server(arrival: Arrival, world: World) -> _core.StoreServer:
         number=arrival.number,
         capacity=world.capacity,
         listeners=arrival.listeners,
-        threads=_threads(settings) or min(_MOST_THREADS, _cores()),
+        threads=_threads(settings),
         **_of_both(arrival, world),
     )
 
@@ -159,7 +155,7 @@ def make_client(arrival: Arrival, world: World) -> _core.StoreClient:
         workers=world.workers,
         capacity=world.capacity,
         servers=world.servers,
-        threads=1 if _cores() == 1 else _threads(arrival.settings) or _MOST_THREADS,
+        threads=_threads(arrival.settings),
         resend_s=float(arrival.settings["kv_resend_ms"]) / 1000,
         return_s=float(arrival.settings["kv_rejoin_s"]),
         outbox_mb=float(arrival.settings["kv_outbox_mb"]),
