@@ -28,13 +28,16 @@ Phase = Literal[
     "connect on a GPU",
     "reduce on a GPU",
     "step",
+    "call",
+    "call without a name",
     "shutdown",
 ]
 """start: before init(). connect and share: in init(), while the ranks introduce themselves and while they make shared
 memory. idle: nothing is submitted. negotiate: the others wait for what this rank has not submitted. reduce: in a stream
 of large allreduces, of float32 or else of float16, in memory that the ranks share, or of CuPy's arrays. scatter: in a
 stream of reducescatters, of which several travel together. connect on a GPU: in the first allreduce of CuPy's arrays.
-step: in a stream of small allreduces. shutdown: the others call shutdown() at that moment."""
+step: in a stream of small allreduces. call: in small allreduces that wait, one after the other, half of them under one
+name or all without a name. shutdown: the others call shutdown() at that moment."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 # These come from outside, at any moment; the others are something that the script itself does.

@@ -155,6 +155,16 @@ def _reduce(striker: Striker, array: Any, finish: Callable[[], None] = lambda: N
     _stream(striker, array, finish)
 
 
+def _call(striker: Striker, name: str | None) -> None:
+    """Calls that wait: those of a repeated name are run by the thread that calls."""
+    array = np.ones(8)
+    striker.enter(striker.injection.phase)
+    for step in range(1_000_000_000):
+        hvd.allreduce_(array, name=name)
+        hvd.allreduce(array)
+        striker.enter_step(step)
+
+
 def _scatter(striker: Striker) -> None:
     arrays = [np.ones(count, "float32") for count in (1000, _LARGE, 7)]
     striker.enter("scatter")
@@ -198,6 +208,8 @@ _PHASES: dict[str, Callable[[Striker], None]] = {
     "connect on a GPU": _connect_on_gpu,
     "reduce on a GPU": _reduce_on_gpu,
     "step": lambda striker: _reduce(striker, np.ones(8)),
+    "call": lambda striker: _call(striker, "call"),
+    "call without a name": lambda striker: _call(striker, None),
     "shutdown": _shutdown,
 }
 

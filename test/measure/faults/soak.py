@@ -20,7 +20,8 @@ from ringtrain.runner.hosts import Host, parse_hosts, total_slots
 _LIMITS = {"stall_warning_time_s": 0.5, "stall_shutdown_time_s": 1.0, "start_timeout_s": 6}
 _IN_INIT: tuple[Phase, ...] = ("connect", "share")
 _LATER: tuple[Phase, ...] = (
-    *("idle", "negotiate", "reduce", "reduce float16", "reduce in place", "scatter", "step", "shutdown"),
+    *("idle", "negotiate", "reduce", "reduce float16", "reduce in place", "scatter", "step", "call"),
+    *("call without a name", "shutdown"),
 )
 _EXPECTED: dict[Kind, set[str]] = {
     "kill": {"PeerLostError"},
