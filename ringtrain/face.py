@@ -3,7 +3,16 @@
 import os as _os
 
 from ringtrain.arrays.shared_memory import empty as empty
-from ringtrain.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.engine.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.engine.handles import Handle as Handle, poll as poll, synchronize as synchronize
+from ringtrain.engine.process_sets import (
+    ProcessSet as ProcessSet,
+    add_process_set as add_process_set,
+    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
+    global_process_set as global_process_set,
+    new_group as new_group,
+    remove_process_set as remove_process_set,
+)
 from ringtrain.errors import (
     DeadlockError as DeadlockError,
     HorovodInternalError as HorovodInternalError,
@@ -18,7 +27,6 @@ from ringtrain.errors import (
     StalledError as StalledError,
     StepOrderError as StepOrderError,
 )
-from ringtrain.handles import Handle as Handle, poll as poll, synchronize as synchronize
 from ringtrain.job import network as _network, session as _session
 from ringtrain.job.session import (
     ccl_built as ccl_built,
@@ -41,12 +49,6 @@ from ringtrain.job.session import (
     rocm_built as rocm_built,
     shutdown as shutdown,
     size as size,
-)
-from ringtrain.objects import (
-    allgather_object as allgather_object,
-    broadcast_object as broadcast_object,
-    broadcast_object_fn as broadcast_object_fn,
-    broadcast_parameters as broadcast_parameters,
 )
 from ringtrain.ops import (
     Adasum as Adasum,
@@ -90,13 +92,11 @@ from ringtrain.ops import (
     send as send,
     send_async as send_async,
 )
-from ringtrain.process_sets import (
-    ProcessSet as ProcessSet,
-    add_process_set as add_process_set,
-    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
-    global_process_set as global_process_set,
-    new_group as new_group,
-    remove_process_set as remove_process_set,
+from ringtrain.ops.objects import (
+    allgather_object as allgather_object,
+    broadcast_object as broadcast_object,
+    broadcast_object_fn as broadcast_object_fn,
+    broadcast_parameters as broadcast_parameters,
 )
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline

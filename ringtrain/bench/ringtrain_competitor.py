@@ -9,7 +9,7 @@ import numpy as np
 
 import ringtrain as hvd
 from ringtrain.bench.rounds import Array, Competitor
-from ringtrain.compression import AnyCompressor
+from ringtrain.engine.compression import AnyCompressor
 
 NAME = "ringtrain"
 

@@ -23,7 +23,7 @@ from ringtrain.bench.models import MODELS, work_of
 from ringtrain.bench.report import Table, lines_of, milliseconds_text
 from ringtrain.bench.results import Result, Round, Row, Spread
 from ringtrain.bench.rounds import Array, Contestant, cost_for_all
-from ringtrain.timeline.files import TraceError
+from ringtrain.record.timeline_files import TraceError
 from ringtrain.timeline.report import trace
 
 # --- a step among many ranks, as arithmetic ---------------------------------------------------------------------------

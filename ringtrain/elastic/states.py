@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ringtrain import objects, ops, pickling
+from ringtrain import ops, pickling
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import HostsUpdatedInterrupt
 from ringtrain.job import elastic_client, session
+from ringtrain.ops import objects
 from ringtrain.pickling import whole_file
 from ringtrain.record.logger import logger
 from ringtrain.training.power_sgd import replicated_state_of

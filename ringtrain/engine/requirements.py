@@ -11,9 +11,9 @@ import numpy as np
 
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
-from ringtrain.compression import Compression, PowerSGD, QuantizingCompressor
+from ringtrain.engine.compression import Compression, PowerSGD, QuantizingCompressor
+from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.errors import AdasumError, ranges_of
-from ringtrain.process_sets import ProcessSet
 
 _FOR_COMPLEX = (ReduceOp.Sum, ReduceOp.Average)
 

@@ -14,7 +14,9 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp, Site
 from ringtrain.arrays.adapter import Adapter, View, adapter_for
-from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.engine.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.engine.handles import Handle, OnGpu, on_gpu_of, report_failure
+from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.engine.requirements import (
     have,
     is_priority,
@@ -32,8 +34,6 @@ from ringtrain.engine.requirements import (
     require_weight,
 )
 from ringtrain.failure import call_site, note_submitter, warn
-from ringtrain.handles import Handle, OnGpu, on_gpu_of, report_failure
-from ringtrain.process_sets import ProcessSet
 
 _FOR_COMPLEX = (ReduceOp.Sum, ReduceOp.Average)
 INTEGERS = {number for name, number in _core.DTYPES.items() if "float" not in name}

@@ -22,7 +22,7 @@ _MODULES = {
     "horovod.spark": "ringtrain.spark",
     "horovod.spark.runner": "ringtrain.spark",
     **{f"horovod.{name}": "ringtrain.ray" for name in ("ray", "ray.runner", "ray.elastic", "ray.elastic_v2")},
-    "horovod.common.process_sets": "ringtrain.process_sets",
+    "horovod.common.process_sets": "ringtrain.engine.process_sets",
     **{f"horovod.common.{name}": "ringtrain.horovod.common" for name in ("basics", "elastic", "exceptions", "util")},
     "horovod.data.data_loader_base": "ringtrain.horovod.data",
     **{f"horovod.runner.{name}": "ringtrain.horovod.runner" for name in ("launch", "mpi_run")},

@@ -26,7 +26,14 @@ import ringtrain._core as _core
 # jaxlib looks once, when it is loaded, for the library that carries XLA's own collectives.
 os.environ.setdefault("MPITRAMPOLINE_LIB", _core.__file__)
 
-from ringtrain.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.engine.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.engine.process_sets import (
+    ProcessSet as ProcessSet,
+    add_process_set as add_process_set,
+    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
+    global_process_set as global_process_set,
+    remove_process_set as remove_process_set,
+)
 from ringtrain.errors import (
     DeadlockError as DeadlockError,
     HorovodInternalError as HorovodInternalError,
@@ -85,11 +92,6 @@ from ringtrain.job.session import (
     shutdown as shutdown,
     size as size,
 )
-from ringtrain.objects import (
-    allgather_object as allgather_object,
-    broadcast_object as broadcast_object,
-    broadcast_object_fn as broadcast_object_fn,
-)
 from ringtrain.ops import (
     Adasum as Adasum,
     Average as Average,
@@ -99,12 +101,10 @@ from ringtrain.ops import (
     Sum as Sum,
     join as join,
 )
-from ringtrain.process_sets import (
-    ProcessSet as ProcessSet,
-    add_process_set as add_process_set,
-    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
-    global_process_set as global_process_set,
-    remove_process_set as remove_process_set,
+from ringtrain.ops.objects import (
+    allgather_object as allgather_object,
+    broadcast_object as broadcast_object,
+    broadcast_object_fn as broadcast_object_fn,
 )
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline

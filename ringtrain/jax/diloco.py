@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 from ringtrain.jax.optimizer import distribute
 from ringtrain.jax.trees import Tree
 from ringtrain.training.islands import Given

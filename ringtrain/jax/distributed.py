@@ -24,12 +24,12 @@ import jax.numpy as jnp
 
 import ringtrain._core as _core
 from ringtrain import failure
+from ringtrain.engine.handles import Handle
+from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.errors import RingtrainError
-from ringtrain.handles import Handle
 from ringtrain.job import elastic_client, session
 from ringtrain.job.host import addresses_of, usual_address
-from ringtrain.objects import broadcast_object
-from ringtrain.process_sets import ProcessSet
+from ringtrain.ops.objects import broadcast_object
 
 # So much later than another one a rank may come to the end of the same script. XLA does not say whether programs still
 # run whose results nobody has kept.

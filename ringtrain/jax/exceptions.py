@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ringtrain import errors as kinds
-from ringtrain.handles import report_failure
+from ringtrain.engine.handles import report_failure
 
 _OURS = re.compile(r"ringtrain\.(\w+): (.*)", re.DOTALL)
 

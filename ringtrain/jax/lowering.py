@@ -27,10 +27,10 @@ from jaxlib.mlir.dialects import stablehlo
 
 import ringtrain._core as _core
 from ringtrain._core import OpKind
+from ringtrain.engine.process_sets import global_process_set
 from ringtrain.jax.ffi import ffi_lowering
 from ringtrain.jax.primitives import KINDS, How, Names, barrier_p, require_finite_p
 from ringtrain.job import session
-from ringtrain.process_sets import global_process_set
 
 # ------------------------------------------------------------------------------------------------- loops and conditions
 # Loops, conditions and calls with operations in them: loops and conditions keep the place among all other operations

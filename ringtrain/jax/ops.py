@@ -23,7 +23,8 @@ from jax.extend.core import Primitive
 import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
-from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.engine.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import (
     as_keyword,
     require_compressor,
@@ -50,7 +51,6 @@ from ringtrain.jax.primitives import (
 )
 from ringtrain.jax.trees import Carried, Tree, carried
 from ringtrain.ops import Average, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 Arrays = TypeVar("Arrays")
 

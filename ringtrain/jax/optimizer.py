@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from ringtrain._core import ReduceOp
-from ringtrain.compression import AnyCompressor, Compression, GradientCompression, PowerSGD
+from ringtrain.engine.compression import AnyCompressor, Compression, GradientCompression, PowerSGD
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import (
     require_compressor,
     require_op,
@@ -26,7 +27,6 @@ from ringtrain.jax.primitives import require_finite_p
 from ringtrain.jax.trees import Tree
 from ringtrain.job import session
 from ringtrain.ops import Average, Max, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 Transformation = TypeVar("Transformation")
 

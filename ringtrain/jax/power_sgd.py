@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ringtrain.compression import PowerSGD
+from ringtrain.engine.compression import PowerSGD
+from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.jax.trees import Tree, is_key
-from ringtrain.process_sets import ProcessSet
 
 
 class Kept(NamedTuple):

@@ -15,13 +15,13 @@ from jax.interpreters import ad, batching
 
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
-from ringtrain.compression import Compression, QuantizingCompressor
+from ringtrain.engine.compression import Compression, QuantizingCompressor
+from ringtrain.engine.handles import Handle
+from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.engine.requirements import require_weight
 from ringtrain.engine.submission import Operation, Reduction, start
 from ringtrain.errors import NonFiniteError
-from ringtrain.handles import Handle
-from ringtrain.objects import part_of
-from ringtrain.process_sets import ProcessSet
+from ringtrain.ops.objects import part_of
 
 
 class Names(NamedTuple):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import ringtrain._core as _core
-from ringtrain import objects
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
+from ringtrain.ops import objects
 from ringtrain.training import replicas
 
 # --- pytrees as lists with names, and keys of random generators as arrays ---------------------------------------------

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ringtrain._core as _core
 from ringtrain import failure
+from ringtrain.engine.handles import report_failures_to
+from ringtrain.engine.process_sets import (
+    ProcessSet,
+    RefusedSetError,
+    forget_process_sets,
+    get_process_set_ids_and_ranks,
+    register_at_init,
+    set_world,
+)
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
-from ringtrain.handles import report_failures_to
 from ringtrain.job import before_init, elastic_client, gpus, launched_by, mpi, network
 from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
-from ringtrain.process_sets import ProcessSet, RefusedSetError, forget_process_sets, register_at_init, set_world
 from ringtrain.record import flight_recorder, metrics
 from ringtrain.record.logger import logger, set_level
 
@@ -196,7 +203,7 @@ def _record_flights(world: World, settings: dict[str, str]) -> None:
     folder, seat = settings["flight_dir"], elastic_client.seat()
     if seat is not None and folder:
         folder = os.path.join(folder, f"generation-{seat.generation}")
-    flight_recorder.start(world.rank, folder, world.token)
+    flight_recorder.start(world.rank, folder, world.token, get_process_set_ids_and_ranks)
     if seat is None or folder:
         report_failures_to(flight_recorder.on_failure)
 

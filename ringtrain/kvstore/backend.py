@@ -13,9 +13,10 @@ from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
+from ringtrain.engine.handles import Handle, Pending, on_gpu_of
+from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.errors import MismatchError, NotInitializedError
 from ringtrain.failure import call_site
-from ringtrain.handles import Handle, Pending, on_gpu_of
 from ringtrain.job import session
 from ringtrain.kvstore import places, state_files
 from ringtrain.kvstore.entries import Entries, Entry, Key, Kind
@@ -23,8 +24,7 @@ from ringtrain.kvstore.gradient_compression import GradientCompression
 from ringtrain.kvstore.row_sparse import Array, RowSparse, sum_of
 from ringtrain.kvstore.state_files import Arrays
 from ringtrain.kvstore.updaters import LocalUpdater, Updater
-from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.process_sets import ProcessSet
+from ringtrain.ops.objects import allgather_object, broadcast_object
 
 # A function of key, sum and stored value, which it changes.
 Function = Callable[[Key, Any, Any], object]

@@ -11,7 +11,7 @@ import numpy as np
 
 from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.handles import Handle
+from ringtrain.engine.handles import Handle
 from ringtrain.kvstore import places
 from ringtrain.kvstore.gradient_compression import Residuals
 

@@ -13,8 +13,8 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
+from ringtrain.engine.handles import Pending, report_failure
 from ringtrain.errors import PeerLostError, StalledError
-from ringtrain.handles import Pending, report_failure
 from ringtrain.kvstore import places
 from ringtrain.kvstore.backend import Backend, Function, Groups, require_same
 from ringtrain.kvstore.entries import Entry, Key, Kind, ServedEntry

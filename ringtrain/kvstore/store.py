@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, cast
 
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.handles import Pending
+from ringtrain.engine.handles import Pending
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.job import session
 from ringtrain.kvstore import places, state_files
 from ringtrain.kvstore.backend import Backend, CollectiveBackend, Groups, LocalBackend
@@ -18,7 +19,6 @@ from ringtrain.kvstore.served import ServedBackend
 from ringtrain.kvstore.servers.server_ranks import has_plan
 from ringtrain.kvstore.servers.worker import is_worker_by_environment, worker_by_environment, worker_of
 from ringtrain.kvstore.updaters import Updater, updater_for
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 AnyStore = TypeVar("AnyStore", bound="type[KVStoreBase]")
 

@@ -18,7 +18,14 @@ import typing
 from ringtrain.mxnet import library as library  # before anything that imports MXNet
 
 # isort: split
-from ringtrain.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.engine.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.engine.process_sets import (
+    ProcessSet as ProcessSet,
+    add_process_set as add_process_set,
+    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
+    global_process_set as global_process_set,
+    remove_process_set as remove_process_set,
+)
 from ringtrain.errors import (
     DeadlockError as DeadlockError,
     HorovodInternalError as HorovodInternalError,
@@ -89,13 +96,6 @@ from ringtrain.ops import (
     Sum as Sum,
     barrier as barrier,
     join as join,
-)
-from ringtrain.process_sets import (
-    ProcessSet as ProcessSet,
-    add_process_set as add_process_set,
-    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
-    global_process_set as global_process_set,
-    remove_process_set as remove_process_set,
 )
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline

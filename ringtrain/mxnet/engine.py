@@ -13,13 +13,13 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import is_on_host
+from ringtrain.engine.handles import report_failure
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_predivide_factor, require_root, require_usable
 from ringtrain.engine.submission import Reduction
 from ringtrain.failure import call_site
-from ringtrain.handles import report_failure
 from ringtrain.job import session
 from ringtrain.mxnet.library import IS_NAIVE, raises_mxnet_errors
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 # As the core's own names of what has none: a name that comes again is known to all ranks.
 _NAMES_OF_UNNAMED = 256

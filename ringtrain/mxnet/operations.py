@@ -16,12 +16,12 @@ from mxnet.ndarray import NDArray
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import dtype_name, empty_like, view
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_reducible, require_weighable
 from ringtrain.engine.submission import Reduction
 from ringtrain.mxnet.engine import push, require_dense, takes
 from ringtrain.mxnet.library import raises_mxnet_errors
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 
 @raises_mxnet_errors

@@ -13,11 +13,12 @@ import mxnet
 from mxnet import gluon
 from mxnet.gluon.parameter import DeferredInitializationError
 
-from ringtrain import objects, ops
+from ringtrain import ops
 from ringtrain.arrays.mxnet import dtype_name
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.job import session
 from ringtrain.mxnet.operations import broadcast_
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.ops import objects
 
 
 def broadcast_parameters(

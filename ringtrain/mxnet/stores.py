@@ -19,13 +19,13 @@ from mxnet.module import module
 from ringtrain import kvstore
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import memory_of
+from ringtrain.engine.process_sets import global_process_set
 from ringtrain.engine.submission import Reduction
 from ringtrain.job import session
 from ringtrain.kvstore.entries import KINDS, grouped
 from ringtrain.mxnet.engine import push, require_dense, takes
 from ringtrain.mxnet.library import raises_mxnet_errors
 from ringtrain.mxnet.operations import broadcast_
-from ringtrain.process_sets import global_process_set
 
 # MXNet looks these words up in the type of a store; a Module multiplies its batch by the workers only if it has both.
 _TYPES = {"dist_ringtrain": "dist_sync_ringtrain", "dist_horovod": "dist_sync_horovod"}

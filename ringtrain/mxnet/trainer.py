@@ -13,15 +13,15 @@ import numpy as np
 
 from ringtrain import ops
 from ringtrain._core import OpKind
-from ringtrain.compression import Compression, GradientCompression, PowerSGD, QuantizingCompressor
+from ringtrain.engine.compression import Compression, GradientCompression, PowerSGD, QuantizingCompressor
+from ringtrain.engine.handles import synchronize
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import NonFiniteError
 from ringtrain.failure import warn
-from ringtrain.handles import synchronize
 from ringtrain.job import session
 from ringtrain.mxnet.engine import averaging, push, raise_failure, takes
-from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.timeline import recording
+from ringtrain.record import steps
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.optimizer import split_evenly
 from ringtrain.training.replicas import Start, StartCheck, check_replicas, some_elements
@@ -407,7 +407,7 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
                 f"step({batch_size}) after set_weight(): take the gradients of the mean loss, loss.mean().backward(), "
                 "and call step(1)"
             )
-        recording.next_step(self._process_set is global_process_set)
+        steps.begin(self._process_set is global_process_set)
         super().step(batch_size, ignore_stale_grad)
         self._steps += 1
         if self._check_every and self._steps % self._check_every == 0 and self._process_set.included():

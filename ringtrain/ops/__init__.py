@@ -17,7 +17,7 @@ The names, arguments and results are those of Horovod 0.28. Common to all:
   PeerLostError, RemoteError, StalledError, ShutDownError.
 """
 
-from ringtrain.handles import (
+from ringtrain.engine.handles import (
     poll as poll,
     synchronize as synchronize,
 )

@@ -7,10 +7,10 @@ from typing import Any, TypeVar, overload
 
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
+from ringtrain.engine.handles import Handle
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.submission import Operation, PreparedBroadcasts, run_in_place, start
-from ringtrain.handles import Handle
 from ringtrain.job import session
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 Array = TypeVar("Array")
 

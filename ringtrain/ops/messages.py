@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import ringtrain._core as _core
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import View, adapter_for
+from ringtrain.engine.handles import Handle, report_failure
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_usable
 from ringtrain.errors import ranges_of
 from ringtrain.failure import call_site
-from ringtrain.handles import Handle, report_failure
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 Array = TypeVar("Array")
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from ringtrain._core import OpKind, ReduceOp, run_repeated
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.engine.compression import AnyCompressor, Compression
+from ringtrain.engine.handles import Handle
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.submission import Key, Operation, Prepared, PreparedAllreduces, Reduction, run_in_place, start
 from ringtrain.failure import RepeatedSite
-from ringtrain.handles import Handle
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum

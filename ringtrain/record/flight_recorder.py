@@ -18,14 +18,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import ringtrain._core as _core
 from ringtrain import failure
-from ringtrain.process_sets import get_process_set_ids_and_ranks
 from ringtrain.record.logger import logger
 
 # In the folder for temporary files, each with the name of a job.
@@ -36,6 +35,7 @@ _MIN_KEPT_S = 600.0
 
 _job = ""
 _rank = 0
+_process_sets: Callable[[], dict[int, list[int]]] = dict
 _folder = Path()
 _is_own_folder = False
 _has_failed = False
@@ -44,11 +44,11 @@ _handles_signal = False
 _dump: tuple[int, int] | None = None  # the signal that makes faulthandler write all stacks, and to which descriptor
 
 
-def start(rank: int, folder: str, token: str) -> None:
+def start(rank: int, folder: str, token: str, process_sets: Callable[[], dict[int, list[int]]]) -> None:
     """Called by init(): from now on SIGUSR1 has the file written, unless the script has a handler of its own, and so
-    has a stall."""
-    global _job, _rank, _folder, _is_own_folder, _has_failed, _has_told_of_stacks, _handles_signal
-    _job, _rank, _is_own_folder = token, rank, not folder
+    has a stall. `process_sets` returns the ranks of each process set by its id."""
+    global _job, _rank, _folder, _is_own_folder, _has_failed, _has_told_of_stacks, _handles_signal, _process_sets
+    _job, _rank, _is_own_folder, _process_sets = token, rank, not folder, process_sets
     _has_failed = _has_told_of_stacks = False
     _folder = Path(folder) if folder else Path(tempfile.gettempdir()) / f"{_FOLDERS}{token}"
     is_main = threading.current_thread() is threading.main_thread()
@@ -207,7 +207,7 @@ def _contents(reason: str) -> dict[str, Any]:
         # Both clocks at the same moment: operations have the times of the second one.
         "time_s": time.time(),
         "monotonic_s": time.monotonic(),
-        "process_sets": get_process_set_ids_and_ranks(),
+        "process_sets": _process_sets(),
         "operations": _core.last_operations(),
         "threads": _threads(),
     }

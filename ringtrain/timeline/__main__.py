@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtrain.timeline.files import TraceError, merge
+from ringtrain.record.timeline_files import TraceError, merge
 from ringtrain.timeline.report.figures import figures_of, judge
 from ringtrain.timeline.report.page import page
 

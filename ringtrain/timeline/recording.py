@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ringtrain._core as _core
-from ringtrain import objects, ops
+from ringtrain import ops
 from ringtrain.errors import RingtrainError
 from ringtrain.job import elastic_client, session
+from ringtrain.ops import objects
+from ringtrain.record import steps
 from ringtrain.record.logger import logger
-from ringtrain.timeline.files import events_in, other_parts, part_of, unfinished, write_merged
+from ringtrain.record.timeline_files import events_in, other_parts, part_of, unfinished, write_merged
 
 # --- whether the file can be written ----------------------------------------------------------------------------------
 
@@ -154,7 +156,6 @@ _path: Path | None = None  # of the timeline under way
 _window: _Window | None = None  # until its last step has ended
 _is_in_window = False  # from its first step on
 _limit_mb = 256.0
-_steps = 0
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -215,17 +216,18 @@ def stop_timeline() -> None:
 
 def _begin(settings: dict[str, str]) -> None:
     """At init(). Raises RingtrainError where the file cannot be written."""
-    global _window, _limit_mb, _steps
-    _limit_mb, _steps, _window = float(settings["timeline_limit_mb"]), 0, None
+    global _window, _limit_mb
+    _limit_mb, _window = float(settings["timeline_limit_mb"]), None
+    steps.set_count(0)
     file_path, mark_cycles = _path_of_generation(settings), settings["timeline_mark_cycles"] == "on"
-    steps = settings["timeline_steps"]
-    if file_path and steps:
+    shown = settings["timeline_steps"]
+    if file_path and shown:
         check(Path(file_path), "timeline_filename")
-        first, _, last = steps.partition("-")
-        _window = _Window(steps, max(int(first), 1), int(last or first), file_path, mark_cycles)
+        first, _, last = shown.partition("-")
+        _window = _Window(shown, max(int(first), 1), int(last or first), file_path, mark_cycles)
     elif file_path:
         _start(file_path, mark_cycles, "timeline_filename")
-    elif steps and session.rank() == 0:
+    elif shown and session.rank() == 0:
         logger.warning("timeline_steps has no effect without timeline_filename, the file to write")
 
 
@@ -241,8 +243,10 @@ def _path_of_generation(settings: dict[str, str]) -> str:
 def _end() -> None:
     """At shutdown(): with the other ranks, if they are still there."""
     if _window is not None and not _is_in_window and session.rank() == 0:
-        made = "1 step" if _steps == 1 else f"{_steps} steps"
-        joined = "; ranks had joined in those of the window" if _window.first <= min(_steps, _window.last) else ""
+        made = "1 step" if steps.count() == 1 else f"{steps.count()} steps"
+        joined = (
+            "; ranks had joined in those of the window" if _window.first <= min(steps.count(), _window.last) else ""
+        )
         sentence = f"timeline_steps is {_window.text}, and the optimizers made {made}{joined}"
         logger.warning("%s was not written: %s", _window.file_path, sentence)
     try:
@@ -251,47 +255,36 @@ def _end() -> None:
         logger.error("the parts of the timeline were not brought together: %s", error)
 
 
-def steps() -> int:
-    """How many steps the optimizers have begun."""
-    return _steps
-
-
-def next_step(is_of_all: bool = True) -> None:
-    """Called by the optimizers at the beginning of each step, on all ranks alike.
-
-    Args:
-        is_of_all: whether all ranks take this step, and none has joined. A window begins and ends in such steps.
-    """
-    global _steps
-    _steps += 1
+def _note_step(is_of_all: bool) -> None:
+    """A window begins and ends in steps that all ranks take, and in which none has joined."""
     if is_of_all:
         _enter_window()
     if _path is not None:
-        _core.mark(f"step {_steps}")
+        _core.mark(f"step {steps.count()}")
     if is_of_all:
         _leave_window()  # behind the mark that ends the last step
 
 
-def count_on_from(steps: int) -> None:
+def count_on_from(step: int) -> None:
     """Called by all ranks together after some of them have taken fewer steps than others."""
-    global _steps
-    _steps = steps
+    steps.set_count(step)
     _leave_window()
 
 
 def _enter_window() -> None:
     global _is_in_window
-    if _window is not None and not _is_in_window and _window.first <= _steps <= _window.last:
+    if _window is not None and not _is_in_window and _window.first <= steps.count() <= _window.last:
         _is_in_window = True
         _start(_window.file_path, _window.mark_cycles, "timeline_filename")
 
 
 def _leave_window() -> None:
-    if _window is not None and _is_in_window and _steps > _window.last:
+    if _window is not None and _is_in_window and steps.count() > _window.last:
         stop_timeline()
 
 
 session.at_init(_begin)
+steps.at_begin(_note_step)
 session.at_shutdown(_end)
 
 # --------------------------------------------------------------------------------------------------------- one clock

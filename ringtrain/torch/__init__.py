@@ -8,7 +8,16 @@ optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_par
 import inspect
 import typing
 
-from ringtrain.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.engine.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.engine.handles import Handle as Handle, poll as poll, synchronize as synchronize
+from ringtrain.engine.process_sets import (
+    ProcessSet as ProcessSet,
+    add_process_set as add_process_set,
+    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
+    global_process_set as global_process_set,
+    new_group as new_group,
+    remove_process_set as remove_process_set,
+)
 from ringtrain.errors import (
     DeadlockError as DeadlockError,
     HorovodInternalError as HorovodInternalError,
@@ -23,7 +32,6 @@ from ringtrain.errors import (
     StalledError as StalledError,
     StepOrderError as StepOrderError,
 )
-from ringtrain.handles import Handle as Handle, poll as poll, synchronize as synchronize
 from ringtrain.job.session import (
     ccl_built as ccl_built,
     cross_rank as cross_rank,
@@ -79,14 +87,6 @@ from ringtrain.ops import (
     reducescatter_async as reducescatter_async,
     send as send,
     send_async as send_async,
-)
-from ringtrain.process_sets import (
-    ProcessSet as ProcessSet,
-    add_process_set as add_process_set,
-    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
-    global_process_set as global_process_set,
-    new_group as new_group,
-    remove_process_set as remove_process_set,
 )
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline

@@ -15,7 +15,7 @@ import torch
 
 from ringtrain import ops
 from ringtrain.errors import StepOrderError
-from ringtrain.timeline import recording
+from ringtrain.record import steps
 from ringtrain.torch.hooks import as_real
 from ringtrain.torch.wrapped import WrappedOptimizer, groups_of
 from ringtrain.training.gradient_batch import GradientBatch
@@ -56,7 +56,7 @@ class AdasumOptimizer(WrappedOptimizer):
         for place, (name, change) in enumerate(zip(names.values(), parameters, strict=True)):
             self._adasum_batch.ready(name, as_real(change), -place)
         self._adasum_batch.wait()
-        recording.next_step()
+        steps.begin()
         torch._foreach_add_(parameters, before)
         if self._is_time_to_compare():
             check_replicas({name: parameter for parameter, name in names.items()}, self.process_set)

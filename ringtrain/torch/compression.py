@@ -1,5 +1,5 @@
 """The compressions under the name of Horovod's module, `horovod.torch.compression`."""
 
-from ringtrain.compression import Compression, Compressor, FP16Compressor, NoneCompressor
+from ringtrain.engine.compression import Compression, Compressor, FP16Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.wrapped import NamedParameters, ParameterNames, WrappedOptimizer, wrap
 from ringtrain.training.islands import Given

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringtrain import objects, ops
+from ringtrain import ops
 from ringtrain.arrays.torch import check_has_elements
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.job import session
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.ops import objects
 from ringtrain.training.power_sgd import replicated_state_of
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]

@@ -12,10 +12,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
+from ringtrain.engine.handles import Handle
 from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import StepOrderError
 from ringtrain.failure import warn
-from ringtrain.handles import Handle
 from ringtrain.torch.memory import SharedGradients
 from ringtrain.torch.ops import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
 from ringtrain.torch.wrapped import Groups, ParameterNames, groups_of

@@ -15,13 +15,13 @@ import torch
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
-from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.engine.compression import AnyCompressor, Compression
+from ringtrain.engine.handles import Handle
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_process_set
 from ringtrain.engine.submission import op_of
-from ringtrain.handles import Handle
-from ringtrain.objects import part_of
 from ringtrain.ops import Average, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.ops.objects import part_of
 
 Tensors = Sequence[torch.Tensor]
 _Function = Callable[[Tensors], Tensors]

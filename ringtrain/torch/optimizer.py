@@ -18,14 +18,15 @@ import torch
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
-from ringtrain.compression import Compression, GradientCompression
+from ringtrain.engine.compression import Compression, GradientCompression
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_process_set
 from ringtrain.errors import StepOrderError
 from ringtrain.failure import warn
 from ringtrain.job import elastic_client, session
-from ringtrain.objects import broadcast_object
 from ringtrain.ops import Adasum, Average
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.ops.objects import broadcast_object
+from ringtrain.record import steps
 from ringtrain.timeline import recording
 from ringtrain.torch.adasum import AdasumOptimizer
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -247,7 +248,7 @@ class Distributed(WrappedOptimizer):
         self._gradient_hooks.watch(self.__own_groups())
         self._gradient_hooks.synchronize()
         self._was_told_to_synchronize = False
-        recording.next_step(self._gradient_hooks.all_contribute)
+        steps.begin(self._gradient_hooks.all_contribute)
 
     def _submit_rest(self) -> None:
         self._gradient_hooks.watch(self.__own_groups())
@@ -440,10 +441,10 @@ def clip_grad_norm_(
 
 def count_on_from(rank: int, optimizers: Sequence[Distributed]) -> None:
     """Continue the count of steps from that of one rank; all ranks call it together."""
-    counts = broadcast_object([recording.steps(), *(optimizer._steps_taken for optimizer in optimizers)], rank)
+    counts = broadcast_object([steps.count(), *(optimizer._steps_taken for optimizer in optimizers)], rank)
     recording.count_on_from(counts[0])
-    for optimizer, steps in zip(optimizers, counts[1:], strict=True):
-        optimizer._steps_taken = steps
+    for optimizer, taken in zip(optimizers, counts[1:], strict=True):
+        optimizer._steps_taken = taken
 
 
 # --- `Join`: epochs in which the ranks have different numbers of batches ----------------------------------------------

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ringtrain import ops
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 
 # The next layer waits for it, as no gradient is waited for.
 _PRIORITY = 1 << 30

@@ -11,12 +11,12 @@ import torch
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
-from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.engine.compression import AnyCompressor, Compression
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_compressor
 from ringtrain.errors import StepOrderError
 from ringtrain.job import elastic_client
 from ringtrain.ops import Average
-from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.ops import sparse_allreduce_async
 from ringtrain.training.optimizer import check_names, check_number_of_groups, split_evenly
 

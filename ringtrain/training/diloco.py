@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 from ringtrain.training.islands import Given
 from ringtrain.training.local_steps import HasLocalSteps, LocalSteps, Settings, named_fragments
 from ringtrain.training.optimizer import DistributedOptimizer, check_names

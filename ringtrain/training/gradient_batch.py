@@ -12,13 +12,13 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.compression import Compression, GradientCompression, PowerSGD
+from ringtrain.engine.compression import Compression, GradientCompression, PowerSGD
+from ringtrain.engine.handles import Handle, current_point, report_failure
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_predivide_factor, require_process_set, require_weight
 from ringtrain.engine.submission import Operation, Prepared, PreparedAllreduces, Reduction, start
 from ringtrain.errors import StepOrderError
-from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
-from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.training.power_sgd import Factors, PowerSGDGradients
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ringtrain import ops
+from ringtrain.engine.process_sets import ProcessSet, open_for_members
 from ringtrain.job import elastic_client, session
-from ringtrain.process_sets import ProcessSet, open_for_members
 
 Given = str | Sequence[Sequence[int]] | Callable[[], Sequence[Sequence[int]]]
 

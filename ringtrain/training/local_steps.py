@@ -33,13 +33,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ringtrain import objects, ops, optim
+from ringtrain import ops, optim
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.compression import BF16Compressor, BlockCodes, Compression, FP16Compressor
+from ringtrain.engine.compression import BF16Compressor, BlockCodes, Compression, FP16Compressor
+from ringtrain.engine.handles import Handle
 from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import MismatchError, ReplicaError, list_of_ranks
-from ringtrain.handles import Handle
 from ringtrain.job import elastic_client, session
+from ringtrain.ops import objects
 from ringtrain.training import difference_codes
 from ringtrain.training.islands import Given, Islands
 from ringtrain.training.replicas import digest_of

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ringtrain import ops
-from ringtrain.compression import Compression, GradientCompression
+from ringtrain.engine.compression import Compression, GradientCompression
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_passes
 from ringtrain.job import session
-from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.timeline import recording
+from ringtrain.record import steps
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.power_sgd import PowerSGDGradients
 from ringtrain.training.replicas import (
@@ -231,7 +231,7 @@ class DistributedOptimizer:
         summed = self._accumulator.add(names, gradients)
         if summed is None:
             return None
-        recording.next_step()
+        steps.begin()
         if params is not None and not self._batch.is_in_use() and self._process_set.included():
             self._compare_start(names, params, summed)
         if self._finite_check is None:

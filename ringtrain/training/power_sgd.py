@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.compression import PowerSGD
+from ringtrain.engine.compression import PowerSGD
 from ringtrain.job import session
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

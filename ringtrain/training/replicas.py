@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 import ringtrain._core as _core
-from ringtrain import objects, ops
+from ringtrain import ops
 from ringtrain.arrays.adapter import adapter_for
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import NonFiniteError, ReplicaError, list_of_ranks
 from ringtrain.job import session
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.ops import objects
 from ringtrain.record.logger import logger
 
 

@@ -13,9 +13,9 @@ from harness.exact import require_equal
 import ringtrain as hvd
 from ringtrain import _core
 from ringtrain.arrays.adapter import adapter_for
+from ringtrain.engine.handles import Handle
 from ringtrain.engine.submission import Prepared
 from ringtrain.failure import call_site
-from ringtrain.handles import Handle
 from ringtrain.ops import reductions
 from ringtrain.training.gradient_batch import GradientBatch
 

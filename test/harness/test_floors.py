@@ -42,8 +42,8 @@ ALLOWED = {
     "csrc/collectives/gpu/a.cc": '#include "collectives/gpu/a.h"\n#include "collectives/network/peers.h"\n',
     "csrc/collectives/choose.cc": '#include "collectives/choose.h"\n#include "collectives/shm/shm_group.h"\n',
     "csrc/python/module.cc": '#include <nanobind/nanobind.h>\n#include "runtime/engine.h"\n#include "kvstore/push.h"\n',
-    "ringtrain/__init__.py": "from ringtrain.ops import allreduce\nfrom ringtrain import torch\n",
-    "ringtrain/ops.py": "from ringtrain import arrays, _core\nimport ringtrain.process_sets\nimport numpy\n",
+    "ringtrain/__init__.py": "from ringtrain.ops import allreduce\nfrom ringtrain import face\n",
+    "ringtrain/ops.py": "from ringtrain import arrays, _core\nimport ringtrain.engine\nimport numpy\n",
     "ringtrain/torch/__init__.py": "import torch\nfrom ringtrain import ops\nfrom . import functions\n",
     "ringtrain/arrays/torch.py": "def view(array):\n    import torch\n",
     "ringtrain/arrays/numpy.py": "from ..errors import Error\n",
@@ -51,7 +51,7 @@ ALLOWED = {
     "ringtrain/doctor.py": "from ringtrain import runner\nimportlib.util.find_spec('torch')\n",
     "ringtrain/bench/peers/gloo.py": "import torch\nfrom ringtrain.bench.ranks import Job\n",
     "ringtrain/bench/torch_training.py": "import torch\nimport ringtrain as hvd\nfrom ringtrain import rank\n",
-    "ringtrain/horovod/common/__init__.py": "import horovod\nfrom ringtrain import torch, job\n",
+    "ringtrain/horovod/common/__init__.py": "import horovod\nfrom ringtrain import elastic, job\n",
     "ringtrain/options/table.py": "\n" * floors.MAX_LINES,
 }
 
@@ -79,11 +79,11 @@ FORBIDDEN = [
     ("ringtrain/arrays/adapter.py", "def f():\n    from ringtrain.ops import allreduce\n", 2, "higher floor"),
     ("ringtrain/arrays/numpy.py", "from .. import job\n", 1, "arrays imports ringtrain.job"),
     ("ringtrain/errors.py", "from .arrays import view\n", 1, "errors imports ringtrain.arrays"),
-    ("ringtrain/record/logger.py", "from ringtrain import engine\n", 1, "engine, which is beside it on the same floor"),
+    ("ringtrain/record/logger.py", "from ringtrain import arrays\n", 1, "arrays, which is beside it on the same floor"),
     ("ringtrain/ops.py", "import ringtrain as hvd\n", 1, "ops imports ringtrain, which is a higher floor"),
     ("ringtrain/ops.py", "from ringtrain import rank\n", 1, "ops imports ringtrain.rank"),
     ("ringtrain/torch/ops.py", "from ringtrain import rank\n", 1, "torch imports ringtrain.rank"),
-    ("ringtrain/ops.py", "import importlib\nimportlib.import_module('ringtrain.optim')\n", 2, "higher floor"),
+    ("ringtrain/ops.py", "import importlib\nimportlib.import_module('ringtrain.training')\n", 2, "higher floor"),
     ("ringtrain/runner/job.py", "from ringtrain import ops\n", 1, "runner imports ringtrain.ops"),
     ("ringtrain/runner/job.py", "from ringtrain.bench import table\n", 1, "higher floor"),
     ("ringtrain/__init__.py", "import torch\n", 1, "torch is imported outside torch/ and arrays/torch.py"),
@@ -135,7 +135,7 @@ def test_a_module_that_can_only_be_run_hides_nothing():
 
 def test_the_ground_plan_is_small():
     rooms = {path.parent for path in (_ROOT / "ringtrain").glob("*/*.py")}
-    assert len([*rooms, *(_ROOT / "ringtrain").glob("*.py")]) <= 35
+    assert len([*rooms, *(_ROOT / "ringtrain").glob("*.py")]) <= 31
 
 
 _WRITTEN = ("csrc", "docs", "examples", "release", "ringtrain", "test")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtrain.timeline.files import events_in, write_merged
+from ringtrain.record.timeline_files import events_in, write_merged
 
 SCRIPT = 0
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from harness.ringrun_job import ROOT, needs_mpi, ringrun
 
+from ringtrain.record.timeline_files import FIRST_SERVER
 from ringtrain.timeline import __main__ as command
-from ringtrain.timeline.files import FIRST_SERVER
 
 ROUNDS, CHUNK = 4, (64 << 10) // 4
 TRAIN = f"""

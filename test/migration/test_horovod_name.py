@@ -67,11 +67,11 @@ def test_a_module_is_there_once_under_its_two_names(tmp_path):
     code = """
 import ringtrain.horovod
 import horovod.torch.mpi_ops, horovod.torch.optimizer, horovod.common.util
-import ringtrain.torch.mpi_ops, ringtrain.torch.optimizer, ringtrain.process_sets
+import ringtrain.torch.mpi_ops, ringtrain.torch.optimizer, ringtrain.engine.process_sets
 import importlib, horovod.common.process_sets
 assert horovod is ringtrain.horovod and horovod.torch is ringtrain.torch
 assert horovod.torch.mpi_ops is ringtrain.torch.mpi_ops and horovod.torch.optimizer is ringtrain.torch.optimizer
-assert horovod.common.process_sets is ringtrain.process_sets
+assert horovod.common.process_sets is ringtrain.engine.process_sets
 from horovod.torch.elastic.state import TorchState
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.common.elastic import ObjectState, State, run_fn

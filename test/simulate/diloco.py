@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringtrain import compression, objects, ops, optim
+from ringtrain import ops, optim
 from ringtrain.elastic import running
 from ringtrain.elastic.states import ArrayState
+from ringtrain.engine import compression
 from ringtrain.errors import PeerLostError
 from ringtrain.job import elastic_client, session
+from ringtrain.ops import objects
 from ringtrain.training import difference_codes, islands, local_steps
 from ringtrain.training.local_steps import HasLocalSteps, LocalSteps, Settings
 from simulate.story import Story, run_replaced

@@ -18,9 +18,10 @@ from measure.process import threads_that_take_signals
 
 import ringtrain as hvd
 from ringtrain.optim import SGD
-from ringtrain.timeline import files, recording
+from ringtrain.record import timeline_files as files
+from ringtrain.record.timeline_files import ranks_of
+from ringtrain.timeline import recording
 from ringtrain.timeline.__main__ import main
-from ringtrain.timeline.files import ranks_of
 from ringtrain.timeline.report.trace import read
 
 
@@ -426,7 +427,7 @@ def test_each_part_is_read_once(tmp_path, monkeypatch):
         read.append(part)
         return read_events(part)
 
-    monkeypatch.setattr("ringtrain.timeline.files.read_events", noted)
+    monkeypatch.setattr("ringtrain.record.timeline_files.read_events", noted)
     assert main(["merge", str(path)]) == 0
     assert read == [files.part_of(path, rank) for rank in range(3)]
 

@@ -10,7 +10,7 @@ import pytest
 
 import ringtrain as hvd
 from ringtrain import optim
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 from ringtrain.training import difference_codes
 from ringtrain.training.islands import _tournament
 

@@ -8,7 +8,7 @@ import pytest
 
 import ringtrain as hvd
 from ringtrain import _core as core
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 from ringtrain.optim import Adam
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.optimizer import split_evenly

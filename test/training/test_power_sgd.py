@@ -12,7 +12,7 @@ from power_sgd_reference import Reference
 import ringtrain as hvd
 from ringtrain import _core, optim
 from ringtrain.arrays import numpy as numpy_adapter
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 from ringtrain.training.power_sgd import orthonormal
 
 

@@ -39,7 +39,7 @@ from ringtrain.options import table
 from ringtrain.pickling import whole_file
 from ringtrain.record import metrics
 from ringtrain.record.logger import logger
-from ringtrain.timeline.files import FIRST_SERVER, part_of_server
+from ringtrain.record.timeline_files import FIRST_SERVER, part_of_server
 
 # Chunks that are read at once: others change no more than these meanwhile.
 _CHUNKS = 64

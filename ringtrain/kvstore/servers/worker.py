@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import ringtrain._core as _core
+from ringtrain.engine.handles import keep_until_free
+from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.errors import NotInitializedError, RingtrainError
-from ringtrain.handles import keep_until_free
 from ringtrain.job import launched_by, session
 from ringtrain.job.host import usual_address
 from ringtrain.job.network import Meeting
@@ -37,9 +38,8 @@ from ringtrain.kvstore.servers.scheduler import Scheduler
 from ringtrain.kvstore.servers.scheduler_client import Notice
 from ringtrain.kvstore.servers.server import KEPT, NO_AUTOSERVE_VARIABLE, memory_entry, memory_name, take_worker
 from ringtrain.kvstore.servers.server_ranks import has_plan, take_plan
-from ringtrain.objects import broadcast_object
+from ringtrain.ops.objects import broadcast_object
 from ringtrain.options import table
-from ringtrain.process_sets import ProcessSet
 from ringtrain.record import metrics
 from ringtrain.record.logger import logger
 

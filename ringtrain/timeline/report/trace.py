@@ -14,7 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtrain.timeline.files import TraceError, is_empty, is_of_store, no_timeline, other_parts, read_events
+from ringtrain.record.timeline_files import TraceError, is_empty, is_of_store, no_timeline, other_parts, read_events
 
 # --- reading a file ---------------------------------------------------------------------------------------------------
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch.distributed as dist
 
 import ringtrain._core as _core
+from ringtrain.engine.process_sets import close_among, open_among
 from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.job import elastic_client, launched_by, network, session
 from ringtrain.job.host import addresses_of, usual_address
-from ringtrain.objects import broadcast_object
+from ringtrain.ops.objects import broadcast_object
 from ringtrain.options import table
-from ringtrain.process_sets import close_among, open_among
 from ringtrain.torch.distributed.work import is_done_by
 
 SCHEME = "ringtrain"

@@ -7,9 +7,9 @@ from typing import Any
 import ringtrain._core as _core
 from ringtrain._core import ReduceOp
 from ringtrain.arrays.adapter import View
+from ringtrain.engine.handles import keep_until_free, report_failure
 from ringtrain.errors import RingtrainError
 from ringtrain.failure import RepeatedSite, call_site
-from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed.naming import Call
 from ringtrain.torch.distributed.streams import StreamOrder
 from ringtrain.torch.distributed.views import Tensor

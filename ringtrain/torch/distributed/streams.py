@@ -14,7 +14,7 @@ import torch
 
 import ringtrain._core as _core
 from ringtrain.arrays import torch as adapter
-from ringtrain.handles import keep_until, keep_until_free
+from ringtrain.engine.handles import keep_until, keep_until_free
 
 _STREAM_OF_THREAD = 2  # the default stream of each thread, where a library has one
 

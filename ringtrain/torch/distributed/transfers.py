@@ -10,8 +10,8 @@ from datetime import timedelta
 
 import ringtrain._core as _core
 from ringtrain._core import OpKind
+from ringtrain.engine.handles import report_failure
 from ringtrain.errors import RingtrainError, StalledError
-from ringtrain.handles import report_failure
 from ringtrain.torch.distributed.naming import TURNS
 from ringtrain.torch.distributed.streams import order_of
 from ringtrain.torch.distributed.views import Tensor, bytes_view_of, copies_back, host_copy, view_of

@@ -30,9 +30,9 @@ from torch._C._autograd import (
 
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import View
+from ringtrain.engine.handles import keep_until_free, report_failure
 from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.failure import call_site, waiting
-from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed import backward
 from ringtrain.torch.distributed.streams import StreamOrder
 

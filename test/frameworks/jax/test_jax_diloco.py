@@ -9,7 +9,7 @@ from harness.frameworks import on_demand
 
 import ringtrain
 from ringtrain import optim
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 
 jax = on_demand("jax")
 optax = on_demand("optax")

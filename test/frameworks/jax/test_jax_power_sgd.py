@@ -7,7 +7,7 @@ from harness.frameworks import on_demand
 from power_sgd_reference import Reference
 
 import ringtrain
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 
 jax = on_demand("jax")
 optax = on_demand("optax")

@@ -13,7 +13,7 @@ from harness.frameworks import on_demand
 
 import ringtrain
 from ringtrain import optim
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 
 torch = on_demand("torch")
 hvd = on_demand("ringtrain.torch")

@@ -14,7 +14,7 @@ from harness.logged import messages
 
 import ringtrain
 from ringtrain import optim
-from ringtrain.timeline import recording
+from ringtrain.record import steps
 
 torch = on_demand("torch")
 hvd = on_demand("ringtrain.torch")
@@ -197,11 +197,11 @@ def test_a_process_set_averages_among_its_ranks():
 def test_ranks_outside_of_the_process_set_count_the_same_steps():
     """From the first one on, or a window of the timeline would begin apart."""
     pair = hvd.add_process_set([0, 2])
-    model, before = new_model(), recording.steps()
+    model, before = new_model(), steps.count()
     train(model, hvd.DistributedOptimizer(sgd(model.parameters()), process_set=pair), is_sharded=True, steps=3)
     arrays = ringtrain.DistributedOptimizer(optim.SGD(0.1), process_set=pair)
     arrays.step([np.ones(2)], [np.ones(2)])
-    assert recording.steps() - before == 4
+    assert steps.count() - before == 4
     hvd.remove_process_set(pair)
 
 

@@ -11,7 +11,7 @@ from harness.frameworks import on_demand
 from power_sgd_reference import Reference
 
 import ringtrain
-from ringtrain.compression import Compression
+from ringtrain.engine.compression import Compression
 
 torch = on_demand("torch")
 hvd = on_demand("ringtrain.torch")

@@ -14,8 +14,8 @@ import numpy as np
 
 from ringtrain import ops, pickling
 from ringtrain.arrays.adapter import adapter_for
+from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.job.session import rank as own_rank
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 
 def broadcast_object(

@@ -11,9 +11,9 @@ import numpy as np
 
 import ringtrain._core as _core
 from ringtrain.arrays import numpy as numpy_adapter
+from ringtrain.engine.handles import Handle
 from ringtrain.errors import list_of_ranks
 from ringtrain.failure import call_site
-from ringtrain.handles import Handle
 
 
 class RefusedSetError(ValueError):
