@@ -49,8 +49,10 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
     "an operation that was cached before a join is agreed on as before": Patch(
         _COORDINATOR, "if (known->joined == joined) return known;", "return known;"
     ),
-    "a stall is told in the round of the first announcement": Patch(
-        "coordination/ledger.h", "return entry.order >= first_of_round_;", "return false;"
+    "a stall is told in the round of the first announcement": (
+        Patch(_LEDGER, "is_new(entry) || now < next_question(entry)", "now < next_question(entry)"),
+        Patch(_LEDGER, "if (!is_new(it->second)) groups", "groups"),
+        Patch(_LEDGER, "|| is_new(it->second) || now - it", "|| now - it"),
     ),
     "joins are never told as stalled": Patch(
         _LEDGER,
@@ -154,7 +156,7 @@ _REMOTE_SERVER, _SESSION = "kvstore/worker/remote_server.cc", "kvstore/server/se
 
 STORE: dict[str, Patch | tuple[Patch, ...]] = {
     "chunks of a push over TCP are applied as they come": Patch(
-        "kvstore/store/layout.h", "return !spec_.is_synchronous &&", "return false && !spec_.is_synchronous &&"
+        _SESSION, "(is_cut || actor.part().layout().is_pushed_as_a_whole(chunk.piece))", "is_cut"
     ),
     "a push of a key at several servers is applied at each as it comes": Patch(
         _SESSION, "(push.is_cut() && push.verdict != Verdict::applies && !has_counted)", "false"
