@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.examples import ExampleRanks, example_ranks
 from harness.frameworks import is_installed
 from harness.ringrun_job import needs_mpi
 from harness.socket_ranks import free_port
@@ -41,7 +42,7 @@ def blocks_of(page: str, language: str) -> list[str]:
     return [textwrap.dedent(block) for block in found]
 
 
-# --- whole scripts, each with the line that the page starts it by ----------------------------------------------------
+# --- whole scripts, most with the line that the page starts them by --------------------------------------------------
 
 # The number of the block on its page, the package that it needs, and a pattern of what it prints.
 SCRIPTS = {
@@ -59,6 +60,9 @@ SCRIPTS = {
     ("docs/migrating.md", 0): ("torch", ""),
     ("docs/loggers.md", 0): ("tensorboard", ""),
 }
+# The import of PyTorch takes longer than these, which begin by the first line of README.md: they share two ranks.
+IN_RANKS_THAT_STAY = [("docs/index.md", 0), ("docs/pytorch.md", 0), ("docs/slow-links.md", 0), ("docs/migrating.md", 0)]
+ranks_that_stay = example_ranks("torch")
 
 
 def lines_with_train_py(page: str) -> list[str]:
@@ -69,6 +73,8 @@ def lines_with_train_py(page: str) -> list[str]:
 
 def scripts() -> Iterator[Any]:
     for (page, number), (package, printed) in SCRIPTS.items():
+        if (page, number) in IN_RANKS_THAT_STAY:
+            continue
         is_quick = (page, package) == ("docs/index.md", "numpy")
         marks = [pytest.mark.fast] if is_quick else [pytest.mark.slow]
         yield pytest.param(page, number, package, printed, marks=marks, id=f"{page} {number}")
@@ -85,12 +91,25 @@ def test_a_script_of_a_page_runs(page: str, number: int, package: str, printed: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("page", "number"), IN_RANKS_THAT_STAY)
+def test_a_script_of_a_page_runs_in_ranks_that_stay(
+    ranks_that_stay: ExampleRanks, page: str, number: int, tmp_path: Path
+) -> None:
+    package, printed = SCRIPTS[page, number]
+    if not is_installed(package):
+        pytest.skip(f"{package} is not installed in this environment")
+    assert lines_with_train_py(page) == ["ringrun -np 2 python train.py"]
+    (tmp_path / "train.py").write_text(blocks_of(page, "python")[number])
+    assert re.search(printed, ranks_that_stay.run(2, str(tmp_path / "train.py")))
+
+
+@pytest.mark.slow
 def test_the_script_that_resumes_goes_on_where_it_ended(tmp_path: Path) -> None:
     """On another number of ranks, all of which end with the same parameters."""
     if not is_installed("torch"):
         pytest.skip("torch is not installed in this environment")
     script = blocks_of("docs/pytorch.md", "python")[1] + "hvd.check_replicas(model.state_dict())\n"
-    for epochs, ranks, done in ((2, 2, [0, 1]), (5, 3, [2, 3, 4])):
+    for epochs, ranks, done in ((2, 1, [0, 1]), (5, 2, [2, 3, 4])):
         (tmp_path / "train.py").write_text(script.replace("range(first_epoch, 5)", f"range(first_epoch, {epochs})"))
         printed = paste(f"ringrun -np {ranks} python train.py", tmp_path)
         assert [int(epoch) for epoch in re.findall(r"epoch (\d) is done", printed)] == done

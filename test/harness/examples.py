@@ -47,7 +47,10 @@ class ExampleRanks:
                 all_of_them.callback(job.close)
 
     def run(self, ranks: int, example: str, *arguments: object) -> str:
-        """Runs an example on that many ranks; returns what they printed, without the progress bar of rank 0."""
+        """Runs an example on that many ranks; returns what they printed, without the progress bar of rank 0.
+
+        The absolute path of another script may take its place.
+        """
         if ranks not in self._jobs:
             self._jobs[ranks] = Job(JobSpec(ranks, library=self._library))
         words = {"example": example, "arguments": [str(argument) for argument in arguments]}
@@ -72,13 +75,14 @@ def example_ranks(library: str) -> Any:
 
 def _main_of(example: str, arguments: list[str]) -> None:
     """In a rank: what `python examples/EXAMPLE ARGUMENTS` does."""
+    path = EXAMPLES / example
     before = sys.argv, list(sys.path)
-    sys.argv = [f"examples/{example}", *arguments]
-    sys.path.insert(0, str(EXAMPLES))
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, str(path.parent))
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+            runpy.run_path(str(path), run_name="__main__")
     except BaseException:
         print(said.getvalue(), file=sys.stderr)
         raise
