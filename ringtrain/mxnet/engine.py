@@ -22,7 +22,7 @@ from ringtrain.job import session
 from ringtrain.mxnet.library import IS_NAIVE, raises_mxnet_errors
 
 # As the core's own names of what has none: a name that comes again is known to all ranks.
-_NAMES_OF_UNNAMED = 256
+_NAMES_OF_UNNAMED = 240
 _FEW_SECONDS = 10.0
 # Asking an enumeration for a name costs more than anything else here.
 _TITLES = {kind: kind.name.lower() for kind in (OpKind.ALLREDUCE, OpKind.BROADCAST)}
