@@ -168,12 +168,14 @@ class PreparedArray {
     if (!exchange.is_none()) exchange_ = Exchange::of(exchange);
   }
 
+  bool is_for(nb::handle array) const { return place_of(array).has_value(); }
+
   // None for an array that is not what was prepared; then nothing has happened.
-  std::optional<SharedHandle> start(nb::handle array, std::string title, const Site* site) {
+  std::optional<SharedHandle> start(nb::handle array, bool is_awaited, std::string title, const Site* site) {
     const std::optional<TensorPlace> place = place_of(array);
     if (!place) return std::nullopt;
     is_known_to_submit = true;
-    return submit(*place, Engine::Caller::goes_on, std::move(title), site);
+    return submit(*place, caller_that(is_awaited), std::move(title), site);
   }
 
   // As start(), on a thread that has called start().
@@ -210,6 +212,13 @@ class PreparedArray {
 
   void set_weight(double weight) { prepared_.set_weight(weight); }
 
+  // Whether it would be submitted for this process set with this priority, and with a weight or without one. Takes the
+  // weight.
+  bool is_repeated_with(nb::handle process_set, nb::handle priority, nb::handle weight) {
+    return is_number(process_set, prepared_.process_set()) && is_number(priority, prepared_.priority()) &&
+           take_weight(weight);
+  }
+
   // The arguments of the calls that submit it again: the name, ..., the process set, and the priority.
   void set_key(const nb::tuple& key, nb::object site) {
     for (nb::handle part : key) key_.push_back(nb::borrow(part));
@@ -224,13 +233,13 @@ class PreparedArray {
     return 0;
   }
 
-  // Whether these are the arguments of a call that submits it again: the key and, if it must come from the same line,
-  // the site. Takes the weight.
+  // Whether these are the arguments of a call that submits it again: the key and the site, None for any. Takes the
+  // weight.
   bool is_repeated_by(nb::handle weight, PyObject* const* arguments, size_t count) {
     const size_t parts = key_.size();
-    const bool has_site = count == parts + 1;
-    if (parts < kFewestParts || (count != parts && !has_site)) return false;
-    if (has_site && !site_.is(arguments[parts])) return false;
+    if (parts < kFewestParts || count != parts + 1) return false;
+    const nb::handle site = arguments[parts];
+    if (!site.is_none() && !site_.is(site)) return false;
     for (size_t i = 0; i < parts; ++i)
       if (!key_[i].is(arguments[i]) && !is_equal(key_[i], arguments[i])) return false;
     return is_registered(arguments[parts - 2]) && take_weight(weight);
@@ -272,13 +281,17 @@ class PreparedArray {
     return answer == 1;
   }
 
+  static bool is_number(nb::handle object, int number) {
+    int value;
+    return nb::try_cast(object, value) && value == number;
+  }
+
   // Whether the process set still has the number with which this was prepared.
   bool is_registered(nb::handle process_set) const {
     static PyObject* const name = PyUnicode_InternFromString("process_set_id");
     const nb::object number = nb::steal(PyObject_GetAttr(process_set.ptr(), name));
-    int id;
     if (!number.is_valid()) PyErr_Clear();
-    return number.is_valid() && nb::try_cast(number, id) && id == prepared_.process_set();
+    return number.is_valid() && is_number(number, prepared_.process_set());
   }
 
   // False for what is not a plain number that is allowed.
@@ -324,31 +337,47 @@ PyType_Slot collected[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(&traverse)}, {Py_tp_clear, reinterpret_cast<void*>(&clear)}, {0, nullptr}};
 
 // Functions of Python's own kind, since one of nanobind with so many arguments takes 0.1 us longer. Arguments: a dict
-// of what was prepared by name, (the array,) the weight, the name, ..., the process set, the priority (, the site).
+// of what was prepared, the array, the weight, the name, ..., the process set, the priority, the site or None.
+//
+// The dict has a Prepared by each name. Calls without a name are known by their line: there it has a list, since such a
+// line may be in a function that a script calls with arrays of several shapes.
 
 PyObject* type_of_prepared = nullptr;
 
-// Returns the Prepared that these arguments, from the weight on, submit again, borrowed; null if there is none.
-PyObject* find(PyObject* known, PyObject* const* arguments, Py_ssize_t count) {
-  constexpr Py_ssize_t kName = 1;
-  if (count <= kName || !PyUnicode_CheckExact(arguments[kName])) return nullptr;
-  PyObject* found = PyDict_GetItemWithError(known, arguments[kName]);
-  const bool is_prepared =
-      found && PyType_IsSubtype(Py_TYPE(found), reinterpret_cast<PyTypeObject*>(type_of_prepared)) != 0;
-  if (!is_prepared) return nullptr;
-  auto* prepared = nb::inst_ptr<PreparedArray>(found);
-  const bool is_repeated =
-      prepared->is_repeated_by(arguments[0], arguments + kName, static_cast<size_t>(count - kName));
-  return is_repeated ? found : nullptr;
+PreparedArray* as_prepared(nb::handle object) {
+  const int is_one = PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(type_of_prepared));
+  return is_one != 0 ? nb::inst_ptr<PreparedArray>(object) : nullptr;
+}
+
+// Returns the Prepared that these arguments submit again; nothing if there is none. Comparing runs code of the user,
+// and another thread may change dict and list meanwhile.
+nb::object find(PyObject* const* arguments, Py_ssize_t count) {
+  constexpr Py_ssize_t kArray = 1, kWeight = 2, kName = 3;
+  if (count <= kName + 1) return {};
+  const nb::handle name = arguments[kName], site = arguments[count - 1];
+  if (!name.is_none() && !PyUnicode_CheckExact(name.ptr())) return {};
+  const nb::object found = nb::borrow(PyDict_GetItemWithError(arguments[0], name.is_none() ? site.ptr() : name.ptr()));
+  const auto is_repeated = [&](const nb::object& object) {
+    PreparedArray* prepared = as_prepared(object);
+    return prepared &&
+           prepared->is_repeated_by(arguments[kWeight], arguments + kName, static_cast<size_t>(count - kName));
+  };
+  if (!found.is_valid()) return {};
+  if (!PyList_CheckExact(found.ptr())) return is_repeated(found) ? found : nb::object();
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(found.ptr()); ++i) {
+    const nb::object one = nb::borrow(PyList_GET_ITEM(found.ptr(), i));
+    if (is_repeated(one) && nb::inst_ptr<PreparedArray>(one)->is_for(arguments[kArray])) return one;
+  }
+  return {};
 }
 
 PyObject* find_repeated(PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t count) {
-  PyObject* found = find(arguments[0], arguments + 1, count - 1);
-  return nb::handle(found ? found : Py_None).inc_ref().ptr();
+  const nb::object found = find(arguments, count);
+  return found.is_valid() ? found.inc_ref().ptr() : nb::none().release().ptr();
 }
 
 PyObject* run_repeated(PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t count) {
-  const nb::object found = nb::borrow(find(arguments[0], arguments + 2, count - 2));  // another thread may forget it
+  const nb::object found = find(arguments, count);
   if (!found.is_valid()) return nb::none().release().ptr();
   constexpr double kUsual_s = 0.2, kNever_s = std::numeric_limits<double>::infinity();
   auto* prepared = nb::inst_ptr<PreparedArray>(found);
@@ -375,13 +404,13 @@ PyObject* run_repeated(PyObject* /*module*/, PyObject* const* arguments, Py_ssiz
 
 PyMethodDef functions[] = {
     {"find_repeated", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&find_repeated)), METH_FASTCALL,
-     "(known, weight, *key): the Prepared that a call with these arguments submits again, which gets the weight; or "
-     "None. known: by name. key: the name, ..., the process set, the priority, and the site if it must be the same."},
+     "(known, array, weight, *key, site): the Prepared that a call with these arguments submits again, which gets the "
+     "weight; or None. known: by name, and lists by the site of calls without a name. key: the name, ..., the process "
+     "set, the priority. site: None if it need not be the same."},
     {"run_repeated", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&run_repeated)), METH_FASTCALL,
-     "(known, array, weight, *key): begins for a caller that waits what find_repeated() returns, and returns the array "
-     "if it is done after 0.2 s. Returns the Prepared if it is still to be finished, or has failed; None if nothing "
-     "has "
-     "happened, as in begin()."},
+     "(known, array, weight, *key, site): begins for a caller that waits what find_repeated() returns, and returns the "
+     "array if it is done after 0.2 s. Returns the Prepared if it is still to be finished, or has failed; None if "
+     "nothing has happened, as in begin()."},
 };
 
 void prepare(PreparedArray* place, const nb::tuple& view, std::string name, ReduceOp op, double prescale,
@@ -418,10 +447,10 @@ void bind_in_place(nb::module_& module) {
            nb::arg("look").none(), nb::arg("find_stream").none(), nb::arg("exchange").none(),
            nb::arg("is_flat") = false, nb::arg("waits_for_name") = false, nb::arg("is_weighted") = false,
            nb::arg("kind") = OpKind::allreduce, nb::arg("root") = 0)
-      .def(
-          "start", &PreparedArray::start, nb::arg(), nb::arg(), nb::arg().none(),
-          "(array, title, site): as allreduce_in_place; None if nothing has happened. title and site: as for submit(), "
-          "of this call; or \"\" and None.")
+      .def("start", &PreparedArray::start, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+           "(array, is_awaited, title, site): as allreduce_in_place; None if nothing has happened. title and site: as "
+           "for submit(), "
+           "of this call; or \"\" and None.")
       .def("start_again", &PreparedArray::start_again, nb::arg(),
            "(array): as start(). Nothing happens on a thread that has not called start().")
       .def("begin", &PreparedArray::begin, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
@@ -434,6 +463,10 @@ void bind_in_place(nb::module_& module) {
       .def("set_key", &PreparedArray::set_key, nb::arg(), nb::arg().none(),
            "(key, site): of the calls that submit it again; see find_repeated().")
       .def("set_weight", &PreparedArray::set_weight, "Of the submissions from now on, if it was prepared as weighted.")
+      .def(
+          "is_repeated_with", &PreparedArray::is_repeated_with, nb::arg().none(), nb::arg(), nb::arg().none(),
+          "(process_set, priority, weight): whether it was prepared for these, and with a weight or without one. Takes "
+          "the weight.")
       .def("has_begun", &PreparedArray::has_begun, "Whether there is something to take.")
       .def("take", &PreparedArray::take, "The Handle of what was begun, and its array.");
 }

@@ -88,7 +88,8 @@ std::shared_ptr<Handle> Prepared::submit(std::shared_ptr<Request> request, const
   submission->waits_for_name = waits_for_name_;
   if (is_on_gpu()) note_stream(*engine, *submission, spec(), place, device_);
   std::shared_ptr<Handle> handle = engine->submit(submission, caller);
-  request_ = submission->request;  // another one where the memory is registered now, or is no more
+  const bool has_name = !request_->operation.name.empty();  // else the submission has a name that is not for the next
+  if (has_name) request_ = submission->request;  // another one where the memory is registered now, or is no more
   return handle;
 }
 

@@ -63,14 +63,15 @@ class SubmissionBuilder {
 // One thread at a time. Outlives engines: each submission goes to the current one.
 class Prepared {
  public:
-  // The first such tensor; its place does not count. `request` lacks the tensor, and has a name of the user.
-  // `waits_for_name`: see Submission. A request that is weighted needs set_weight().
+  // The first such tensor; its place does not count. `request` lacks the tensor. Without a name each submission gets
+  // one of its own. `waits_for_name`: see Submission. A request that is weighted needs set_weight().
   Prepared(Request request, TensorView tensor, bool waits_for_name);
 
   const TensorSpec& spec() const { return request_->operation.tensors.front(); }
   int device() const { return device_; }
   bool is_on_gpu() const { return device_ != TensorView::kHost; }
   int process_set() const { return request_->operation.process_set; }
+  int priority() const { return request_->priority; }
   bool is_weighted() const { return request_->operation.is_weighted; }
   // Of the submissions from now on. As SubmissionBuilder::set_weight.
   void set_weight(double weight) { weight_ = weight; }

@@ -346,16 +346,13 @@ BroadcastKey = tuple[str | None, int, ProcessSet, int]  # the name, the root, th
 
 
 class Prepared(_core.Prepared):
-    """One named array, which `_core.Prepared` submits.
+    """One array that comes again under a name or from a line, which `_core.Prepared` submits.
 
     `on_gpu` is None for an array in the host's memory.
     """
 
-    __slots__ = ("is_weighted", "on_gpu", "priority", "process_set_id")
-    is_weighted: bool
+    __slots__ = ("on_gpu",)
     on_gpu: OnGpu | None
-    priority: int
-    process_set_id: int  # when it was prepared
 
     def wait(self) -> Any:
         """Wait for what was begun and return its array. As `Handle.wait`, but only once."""
@@ -391,20 +388,20 @@ class PreparedTensors(Generic[_Key]):
     A repeated tensor may have other values and another address; after any other change it is prepared anew.
     """
 
-    MAX_KNOWN = 10_000  # names; beyond that all are forgotten
+    MAX_KNOWN = 10_000  # names and lines; beyond that all are forgotten
+    MAX_OF_LINE = 4  # that differ in shape or other arguments; beyond that the oldest is forgotten
 
     def __init__(self) -> None:
-        # By name, without a prefix. None for a name that came once.
-        self.known: dict[str, Prepared | None] = {}
+        # By name, without a prefix; None for a name that came once. Of calls without a name, a list by their line.
+        self.known: dict[str | Site, Prepared | list[Prepared] | None] = {}
 
     def submit(self, tensor: Any, key: _Key, weight: float | None = None, site: Site | None = None) -> Handle[Any]:
         """Submit a tensor. Raises at once what the rank of the caller can see.
 
-        `weight`: of this rank, in an average. `site`: the line that calls; None: the one that has called first with
-        this name.
+        `weight`: of this rank, in an average. `site`: the line that calls, always of a call without a name; None: the
+        one that has called first with this name.
         """
-        call = key if site is None else (*key, site)
-        prepared: Prepared | None = _core.find_repeated(self.known, weight, *call)
+        prepared: Prepared | None = _core.find_repeated(self.known, tensor, weight, *key, site)
         if prepared is not None:
             try:
                 core = prepared.start_again(tensor)
@@ -417,8 +414,10 @@ class PreparedTensors(Generic[_Key]):
 
     def run(self, tensor: Any, key: _Key, weight: float | None = None, site: Site | None = None) -> Any:
         """Submit a tensor as `submit`, and return it with its result."""
-        call = key if site is None else (*key, site)
-        again = _core.run_repeated(self.known, tensor, weight, *call)
+        return self.result_of(_core.run_repeated(self.known, tensor, weight, *key, site), tensor, key, weight, site)
+
+    def result_of(self, again: Any, tensor: Any, key: _Key, weight: float | None, site: Site | None) -> Any:
+        """Return the tensor with its result, given what `run_repeated` has returned."""
         if again is None:
             return self._submit_new(tensor, key, True, weight, site).wait()
         return again.as_handle().wait() if type(again) is Prepared else again
@@ -428,10 +427,21 @@ class PreparedTensors(Generic[_Key]):
     ) -> Handle[Any]:
         raise NotImplementedError
 
-    def _remember(self, name: str, prepared: Prepared | None) -> None:
-        if name not in self.known and len(self.known) >= self.MAX_KNOWN:
+    def _place_of(self, name: str | None, site: Site | None) -> str | Site | None:
+        """Returns the key in `known` of a call; None for one that is not to be repeated."""
+        return site if name is None else name or None
+
+    def _remember(self, place: str | Site, prepared: Prepared | None) -> None:
+        if place not in self.known and len(self.known) >= self.MAX_KNOWN:
             self.known.clear()
-        self.known[name] = prepared
+        if isinstance(place, str):
+            self.known[place] = prepared
+            return
+        of_line = self.known.setdefault(place, [])
+        assert isinstance(of_line, list)
+        if prepared is not None:
+            of_line.insert(0, prepared)
+            del of_line[self.MAX_OF_LINE :]
 
 
 class PreparedAllreduces(PreparedTensors[Key]):
@@ -478,25 +488,24 @@ class PreparedAllreduces(PreparedTensors[Key]):
         if weight is not None:
             weight = require_weight(weight, op, "allreduce")
         agreed = full_name or "", op, prescale, postscale, number, priority
+        place = self._place_of(name, site)
         if site is None:
             site = call_site(full_name or "")
         else:
             note_submitter()
         on_gpu = _gpu_of(adapter, view)
         prepared = None
-        if name:
-            is_repeated = name in self.known
-            if is_repeated or self._prepares_new:
+        if place is not None:
+            if self._prepares_new or place in self.known:
                 ways = _ways_to_look(adapter, tensor, on_gpu)
                 prepared = Prepared(view, *agreed, site, *ways, is_weighted=weight is not None)
-                prepared.is_weighted, prepared.on_gpu = weight is not None, on_gpu
+                prepared.on_gpu = on_gpu
                 if weight is not None:
                     prepared.set_weight(weight)
                 prepared.set_key(key, site)
-                prepared.priority, prepared.process_set_id = priority, number
-            self._remember(name, prepared)
+            self._remember(place, prepared)
         try:
-            core = None if prepared is None else prepared.start(tensor, "", None)
+            core = None if prepared is None else prepared.start(tensor, is_awaited, "", None)
             if core is None:
                 core = _core.allreduce_in_place(view, *agreed, is_awaited, site, weight)
         except Exception as error:
@@ -515,10 +524,10 @@ class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
         operation = Operation(
             OpKind.BROADCAST, [tensor], name, process_set, root=root, priority=priority, in_place=True
         )
-        is_repeated = isinstance(name, str) and name in self.known
-        prepared = self._prepare(operation, key) if is_repeated else None
+        place = self._place_of(name, site) if name is None or isinstance(name, str) else None
+        prepared = self._prepare(operation, key, site) if place in self.known else None
         try:
-            core = None if prepared is None else prepared.start(tensor, "", None)
+            core = None if prepared is None else prepared.start(tensor, is_awaited, "", None)
         except Exception as error:
             report_failure(error)
             raise
@@ -526,11 +535,11 @@ class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
             handle, prepared = start(operation, is_awaited), None
         else:
             handle = Handle(core, tensor, None, prepared.on_gpu)
-        if name:
-            self._remember(name, prepared)
+        if place is not None:
+            self._remember(place, prepared)
         return handle
 
-    def _prepare(self, operation: Operation, key: BroadcastKey) -> Prepared | None:
+    def _prepare(self, operation: Operation, key: BroadcastKey, site: Site | None) -> Prepared | None:
         """Raises as `start`. None for a tensor that cannot be worked on in place."""
         (tensor,) = operation.tensors
         name, process_set, title = operation.name, operation.process_set, operation.title
@@ -545,19 +554,22 @@ class PreparedBroadcasts(PreparedTensors[BroadcastKey]):
         agreed = name or "", ReduceOp.Sum, 1.0, 1.0, number, priority
         on_gpu = _gpu_of(adapter, view)
         ways = _ways_to_look(adapter, tensor, on_gpu)
-        prepared = Prepared(view, *agreed, call_site(), *ways, kind=operation.kind, root=root)
-        prepared.is_weighted, prepared.on_gpu = False, on_gpu
-        prepared.set_key(key, None)
-        prepared.priority, prepared.process_set_id = priority, number
+        if site is None:
+            site = call_site()
+        else:
+            note_submitter()
+        prepared = Prepared(view, *agreed, site, *ways, kind=operation.kind, root=root)
+        prepared.on_gpu = on_gpu
+        prepared.set_key(key, site)
         return prepared
 
 
-def run_in_place(prepared: PreparedTensors[_Key], tensor: Any, key: _Key, weight: float | None = None) -> Any:
-    """Run an operation that changes the tensor, which autograd is told also after an error."""
-    if type(tensor) is np.ndarray:
-        return prepared.run(tensor, key, weight)
+def run_in_place(
+    prepared: PreparedTensors[_Key], tensor: Any, key: _Key, weight: float | None, site: Site | None
+) -> Any:
+    """Run an operation that changes the tensor of a framework, which is told also after an error."""
     try:
-        return prepared.run(tensor, key, weight)
+        return prepared.run(tensor, key, weight, site)
     finally:
         adapter_for(tensor).note_change(tensor)
 

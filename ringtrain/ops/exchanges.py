@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
-from ringtrain._core import OpKind
+import numpy as np
+
+from ringtrain._core import OpKind, run_repeated
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.engine.handles import Handle
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.submission import Operation, PreparedBroadcasts, run_in_place, start
+from ringtrain.failure import RepeatedSite
 from ringtrain.job import session
 
 Array = TypeVar("Array")
 
 _broadcasts = PreparedBroadcasts()
+_known = _broadcasts.known
+_site = RepeatedSite()
 # The next job may not have the root.
 session.at_init(lambda _settings: _broadcasts.known.clear())
 
@@ -159,8 +164,15 @@ def broadcast_(
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
-    result: Array = run_in_place(_broadcasts, tensor, (name, root_rank, process_set, priority))
-    return result
+    site = _site.get() if name is None else None
+    is_usual = type(tensor) is np.ndarray  # then this is _broadcasts.run() without its calls
+    again: Any = is_usual and run_repeated(_known, tensor, None, name, root_rank, process_set, priority, site)
+    if again is tensor:
+        return tensor
+    key = name, root_rank, process_set, priority
+    if is_usual:
+        return _broadcasts.result_of(again, tensor, key, None, site)
+    return run_in_place(_broadcasts, tensor, key, None, site)
 
 
 def broadcast_async_(
@@ -172,7 +184,8 @@ def broadcast_async_(
     priority: int = 0,
 ) -> Handle[Array]:
     """As `broadcast_`, at once: give the Handle to `synchronize`. Mirrors `horovod.broadcast_async_`."""
-    handle: Any = _broadcasts.submit(tensor, (name, root_rank, process_set, priority))
+    site = _site.get() if name is None else None
+    handle: Any = _broadcasts.submit(tensor, (name, root_rank, process_set, priority), None, site)
     adapter_for(tensor).note_change(tensor)
     return handle
 

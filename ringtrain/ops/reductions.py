@@ -12,7 +12,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.engine.compression import AnyCompressor, Compression
 from ringtrain.engine.handles import Handle
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
-from ringtrain.engine.submission import Key, Operation, Prepared, PreparedAllreduces, Reduction, run_in_place, start
+from ringtrain.engine.submission import Key, Operation, PreparedAllreduces, Reduction, run_in_place, start
 from ringtrain.failure import RepeatedSite
 
 Average = ReduceOp.Average
@@ -173,17 +173,28 @@ def allreduce_(
         >>> result is weights, weights.tolist()
         (True, [1.5, 1.5])
     """
-    is_usual = type(tensor) is np.ndarray  # then this is run_in_place() without its calls
+    site = _site.get() if name is None else None
+    is_usual = type(tensor) is np.ndarray  # then this is _tensors.run() without its calls
     again: Any = is_usual and run_repeated(
-        _known, tensor, weight, name, op, average, prescale_factor, postscale_factor, compression, process_set, priority
+        _known,
+        tensor,
+        weight,
+        name,
+        op,
+        average,
+        prescale_factor,
+        postscale_factor,
+        compression,
+        process_set,
+        priority,
+        site,
     )
     if again is tensor:
         return tensor
-    if type(again) is Prepared:
-        return again.as_handle().wait()
     key = name, op, average, prescale_factor, postscale_factor, compression, process_set, priority
-    result: Array = run_in_place(_tensors, tensor, key, weight)
-    return result
+    if is_usual:
+        return _tensors.result_of(again, tensor, key, weight, site)
+    return run_in_place(_tensors, tensor, key, weight, site)
 
 
 def allreduce_async_(
@@ -201,7 +212,7 @@ def allreduce_async_(
 ) -> Handle[Array]:
     """As `allreduce_`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async_`."""
     key = name, op, average, prescale_factor, postscale_factor, compression, process_set, priority
-    handle: Any = _tensors.submit(tensor, key, weight)
+    handle: Any = _tensors.submit(tensor, key, weight, _site.get() if name is None else None)
     if type(tensor) is not np.ndarray:
         adapter_for(tensor).note_change(tensor)
     return handle

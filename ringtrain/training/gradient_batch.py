@@ -232,14 +232,10 @@ class GradientBatch:
         only `ready` knows which gradients travel whole.
         """
         prepared = self._tensors.known.get(name)
-        if prepared is None or not self._numbers.are_valid:
+        if not isinstance(prepared, Prepared) or not self._numbers.are_valid:
             return False
-        if prepared.priority != priority or prepared.process_set_id != self.process_set.process_set_id:
+        if not prepared.is_repeated_with(self.process_set.process_set_id, priority, self.weight):
             return False
-        if prepared.is_weighted or self.weight is not None:
-            if self.weight is None or not prepared.is_weighted:
-                return False
-            prepared.set_weight(self.weight)
         try:
             if not prepared.begin(gradient, False, "", None):
                 return False

@@ -365,7 +365,7 @@ def submitted_without_a_name():
 @pytest.mark.ranks(2, 3, fast=[2])
 def test_operations_without_a_name_of_two_threads_at_the_same_time_fail_on_all_ranks():
     one, two, three = (np.full(3, number) for number in (1, 2, 3))
-    for _ in range(2):  # a repeated operation is announced by one bit
+    for _ in range(4):  # a repeated operation is prepared, and announced by one bit
         if hvd.rank() == 0:
             pool = ThreadPoolExecutor(1)
             of_thread = pool.submit(hvd.allreduce, one, op=hvd.Sum)

@@ -207,10 +207,10 @@ def test_an_array_that_another_thread_begins_during_a_look_stays_begun():
 
     agreed = "prepared: two threads", hvd.Sum, 1.0, 1.0, 0, 0
     prepared = Prepared(view_of(first), *agreed, call_site(), np.ndarray, look, None, None)
-    Handle(prepared.start(first, "", None), first).wait()
+    Handle(prepared.start(first, False, "", None), first).wait()
     key = agreed[0], hvd.Sum, hvd.global_process_set, 0
     prepared.set_key(key, None)
-    assert _core.run_repeated({agreed[0]: prepared}, second, None, *key) is None
+    assert _core.run_repeated({agreed[0]: prepared}, second, None, *key, None) is None
     require_equal(prepared.wait(), np.full(2, 4.0))
     require_equal(second, np.full(2, 5.0))
 

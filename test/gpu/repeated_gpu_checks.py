@@ -6,31 +6,16 @@ They are prepared once. On fakes these are called by test_repeated_gpu.py, on re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from gpu_checks import SLOW_S, Stopwatch, first_operation
 from harness.exact import data_of_ranks, reference
+from harness.prepared import all_are_prepared
 
 import ringtrain as hvd
-from ringtrain.engine.submission import PreparedAllreduces, PreparedBroadcasts
 from ringtrain.training.gradient_batch import GradientBatch
-
-
-@contextmanager
-def all_are_prepared() -> Iterator[None]:
-    """Raises AssertionError from an operation that is not prepared."""
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("an operation was not prepared")
-
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in (PreparedAllreduces, PreparedBroadcasts):
-            patch.setattr(kind, "_submit_new", refuse)
-        yield
 
 
 class Batch:

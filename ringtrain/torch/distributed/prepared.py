@@ -36,7 +36,9 @@ class Prepared(_core.Prepared):
         """Returns the Handle, True for what is to be awaited at once, or False: then nothing has happened."""
         site = self.site.get()
         try:
-            return (self.start(tensor, title, site) or False) if is_async else self.begin(tensor, True, title, site)
+            if is_async:
+                return self.start(tensor, False, title, site) or False
+            return self.begin(tensor, True, title, site)
         except Exception as error:
             report_failure(error)
             raise
@@ -77,7 +79,7 @@ def prepare(
     prepared.device = view[3] if len(view) == 5 else None
     prepared.op, prepared.signature, prepared.site = hash(op), signature, RepeatedSite()
     try:
-        handle = prepared.start(tensor, title, site)
+        handle = prepared.start(tensor, False, title, site)
     except Exception as error:
         report_failure(error)
         raise
