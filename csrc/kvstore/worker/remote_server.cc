@@ -424,12 +424,28 @@ void RemoteServer::take(uint32_t id, const Head& head) {
   if (requests_.count(id)) answer(id, head);
 }
 
+// Returns whether the answer says more than those before. A repeated one must not put off asking for the other legs of
+// the flight.
+bool RemoteServer::is_news(const Request& request, Said said) {
+  switch (said) {
+    case Said::early:
+      return false;
+    case Said::staged:
+    case Said::ready:
+      return !request.is_staged && !request.is_held;
+    case Said::held:
+      return !request.is_held;
+    default:
+      return true;
+  }
+}
+
 void RemoteServer::answer(uint32_t id, const Head& head) {
   Request& request = requests_.at(id);
   answered_transmission_ = std::max(answered_transmission_, request.transmission);
   if (request.is_answered) return;
   const RemoteFlightPtr flight = request.flight;
-  if (head.said != Said::staged || !request.is_staged) flight->moved_at = heard_at_;
+  if (is_news(request, head.said)) flight->moved_at = heard_at_;
   if (head.said == Said::early) return count_again(id, head.number);
   if (head.said == Said::ready) return take_ready(*flight);
   window_bytes_ -= std::exchange(request.window_bytes, 0);

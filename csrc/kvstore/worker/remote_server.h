@@ -178,7 +178,7 @@ struct RemoteFlight {
   std::unique_ptr<char[]> copy;    // of the values
   size_t sent = 0, answered = 0;   // legs
   std::vector<uint32_t> requests;  // of one that is_whole(): of the legs that were sent
-  double moved_at = 0;             // when one of its legs was last sent first, or answered
+  double moved_at = 0;             // when one of its legs was last sent first, or an answer brought news
   std::optional<Error> error;
   int64_t smallest_num_update = std::numeric_limits<int64_t>::max();
   int64_t place_in_line = 0;  // among those that wait to be sent: the smallest is the next
@@ -287,6 +287,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void transmit(uint32_t id, Request& request, bool is_again);
   Head head_of(const Request& request) const;
   size_t expected_bytes(const Request& request) const;
+  static bool is_news(const Request& request, Said said);
   void answer(uint32_t id, const Head& head);
   void count_again(uint32_t id, int64_t counted);
   void take_ready(RemoteFlight& flight);
