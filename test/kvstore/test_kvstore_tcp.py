@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from harness.exact import require_equal
-from store_wire import CAPACITY, SECRET, TOKEN, Server, served
+from store_wire import CAPACITY, FRAME, HEAD, SAID, SECRET, TOKEN, Server, served
 
 from ringtrain._core import DTYPES, StoreClient, StoreHandle, StoreKey, StoreServer
 from ringtrain.arrays import numpy as arrays
@@ -316,14 +316,42 @@ class Proxy:
                 for pair in ((near, far), (far, near)):
                     threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
 
-    @staticmethod
-    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
+            self._pass_all(source, target)
         for sock in (source, target):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+    def _pass_all(self, source: socket.socket, target: socket.socket) -> None:
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+
+
+class LosingProxy(Proxy):
+    """Loses the first message of this kind that a worker sends."""
+
+    _HELLO_BYTES = _PROOF_BYTES = 32  # of the handshake
+
+    def __init__(self, port: int, said: str) -> None:
+        self._said, self.has_lost = SAID.index(said), threading.Event()
+        super().__init__(port)
+
+    def _pass_all(self, source: socket.socket, target: socket.socket) -> None:
+        if source.getsockname()[1] != self.port:
+            return super()._pass_all(source, target)
+        with source.makefile("rb") as stream:
+            for size in (self._HELLO_BYTES, self._PROOF_BYTES):
+                target.sendall(stream.read(size))
+            while message := stream.read(FRAME.size + HEAD.size):
+                head = HEAD.unpack(message[FRAME.size :])
+                if head[6]:
+                    message += stream.read(FRAME.size + head[6])
+                if head[0] != self._said or self.has_lost.is_set():
+                    target.sendall(message)
+                else:
+                    self.has_lost.set()
+        return None
 
 
 def test_a_connection_that_is_cut_is_made_again_and_nothing_counts_twice() -> None:
@@ -354,6 +382,28 @@ def test_a_push_that_a_server_has_put_off_is_not_lost_with_its_connection() -> N
         assert server.ask("updates", "2") == "ok"
         wait(later)
         require_all(outs, 1 + 2)
+        worker.client.close()
+
+
+def test_a_question_that_is_lost_is_asked_again_while_other_messages_are_answered() -> None:
+    with served() as server:
+        proxy = LosingProxy(server.port, "rule")
+        worker = Worker(0, [proxy.port], counts=(3,), workers=1, resend_s=0.2)
+        worker.open(rule="")
+        is_ruled = threading.Event()
+
+        def pull_until_it_is_ruled() -> bool:
+            end = time.monotonic() + _END_S / 4
+            while not is_ruled.is_set() and time.monotonic() < end:
+                worker.pull()
+            return is_ruled.is_set()
+
+        with ThreadPoolExecutor(1) as pool:
+            pulls = pool.submit(pull_until_it_is_ruled)
+            worker.client.set_rule(0, "test", "mxnet", {}, 0, False, True)
+            is_ruled.set()
+            assert pulls.result(_END_S)
+        assert proxy.has_lost.is_set()
         worker.client.close()
 
 

@@ -129,7 +129,7 @@ void RemoteServer::say_hello() {
   head.said = Said::hello;
   head.number = options_.term;
   question_id_ = next_id_++;
-  asked_at_ = now_s();
+  note_asked();
   connection_->send(question_id_, head);
 }
 
@@ -268,8 +268,13 @@ void RemoteServer::open() {
   for (const auto& [order, id] : sent) transmit(id, requests_.at(id), false);
 }
 
-void RemoteServer::send_question() {
+void RemoteServer::note_asked() {
   asked_at_ = now_s();
+  asked_transmission_ = ++transmissions_;
+}
+
+void RemoteServer::send_question() {
+  note_asked();
   const RemoteQuestion& question = questions_.front();
   connection_->send(question_id_, question.head, question.body);
 }
@@ -417,6 +422,7 @@ void RemoteServer::take(uint32_t id, const Head& head) {
   heard_at_ = now_s();
   silences_ = 0;
   if (id == question_id_) {
+    answered_transmission_ = std::max(answered_transmission_, asked_transmission_);
     if (head.said == Said::held) return;  // to be asked again later
     if (head.body_bytes == 0) answer_body_ = Bytes();
     return answer_question(head);
@@ -591,7 +597,10 @@ void RemoteServer::look(double now) {
     looked_at_ = now;
     note_what_moves(now);
     look_for_silence(now);
-    if (is_open_) resend_what_is_late(now);
+    if (is_open_) {
+      ask_again_if_late(now);
+      resend_what_is_late(now);
+    }
   }
   feed();
   if (connection_) connection_->flush();
@@ -632,6 +641,12 @@ void RemoteServer::look_for_silence(double now) {
     is_met_ ? send_question() : say_hello();
   else if (oldest != requests_.end())
     transmit(oldest->first, oldest->second, true);
+}
+
+// As a request, see below: answers to requests must not keep a question waiting that was lost, or is to be asked again.
+void RemoteServer::ask_again_if_late(double now) {
+  const bool is_late = asked_transmission_ < answered_transmission_ && now - asked_at_ > options_.resend_s;
+  if (question_id_ != 0 && is_late) send_question();
 }
 
 // A request without an answer that was sent, or sent again, before an answered one was lost: the server takes one after

@@ -280,6 +280,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void begin_piece(const RemoteOperation& operation);
   void ask_next();
   void open();
+  void note_asked();
   void send_question();
   void answer_question(const Head& head);
   void feed();
@@ -297,6 +298,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void end_refused(RemoteFlight& flight);
   void look_for_silence(double now);
   void note_what_moves(double now);
+  void ask_again_if_late(double now);
   void resend_what_is_late(double now);
   void give_up(const std::string& why);
   void fail(const Error& error);
@@ -338,7 +340,8 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   std::map<uint32_t, std::pair<Said, Bytes>> joins_;
   size_t window_bytes_ = 0, unanswered_ = 0;  // of what it has not said that it has
   uint32_t next_id_ = 1;
-  uint64_t orders_ = 0, transmissions_ = 0, answered_transmission_ = 0;
+  uint64_t orders_ = 0, transmissions_ = 0;
+  uint64_t answered_transmission_ = 0, asked_transmission_ = 0;  // the last ones; that of the question
   double heard_at_ = 0, looked_at_ = 0;
   uint64_t sent_bytes_ = 0, received_bytes_ = 0;  // over the connection, when it was looked at
   int silences_ = 0;
