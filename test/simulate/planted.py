@@ -200,6 +200,9 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     "a push that comes before the one before it counts": Patch(
         _ACTOR, "    else if (seq != before + 1)\n      return Outcome::early;\n", ""
     ),
+    "a repeated answer puts off asking for other chunks of the push": Patch(
+        _REMOTE_SERVER, "if (is_news(request, head.said)) flight", "if (head.said != Said::staged) flight"
+    ),
 }
 
 _MEMBERSHIP, _SERVER = "kvstore/servers/membership.py", "kvstore/servers/server.py"

@@ -11,7 +11,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr uint32_t kHeadTag = 0x4b560005, kBodyTag = 0x4b560006;  // the last: the version of Head
 // So much leaves without waiting for more, and so little is little.
 constexpr size_t kMuch = 128 << 10, kLittle = 256 << 10;
 

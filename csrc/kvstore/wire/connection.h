@@ -24,6 +24,9 @@ struct Traffic {
 
 class Connection final : public Watched, FrameStream::Receiver {
  public:
+  // Of the frames of a message. The last digit: the version of Head.
+  static constexpr uint32_t kHeadTag = 0x4b560005, kBodyTag = 0x4b560006;
+
   class Owner {
    public:
     virtual ~Owner() = default;

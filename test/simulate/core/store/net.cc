@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/fork.h"
+#include "kvstore/wire/connection.h"
 #include "kvstore/wire/dialler.h"
 #include "kvstore/wire/message.h"
 #include "memory/shm.h"
@@ -16,7 +17,6 @@ namespace ringtrain {
 namespace simulation {
 namespace {
 
-constexpr uint32_t kHeadTag = 0x4b560001;  // see connection.cc
 Net* the_net = nullptr;
 
 }  // namespace
@@ -163,9 +163,9 @@ bool Net::read(int socket, FrameStream::Receiver& receiver, uint64_t& bytes, int
     end(socket).on_the_way -= sizeof(FrameHeader) + frame.bytes.size();
     bytes += sizeof(FrameHeader) + frame.bytes.size();
     fibres_.look_at(fibres_.now());
-    const bool is_head = frame.header.tag == kHeadTag;
+    const bool is_head = frame.header.tag == Connection::kHeadTag;
     if (!is_head && std::exchange(end(socket).drops_body, false)) continue;
-    if (is_head && random_.chance(weather_.drop)) {
+    if (is_head && weather_.drop > 0 && random_.chance(weather_.drop)) {
       Head head;
       std::memcpy(static_cast<void*>(&head), frame.bytes.data(), sizeof(Head));
       end(socket).drops_body = head.body_bytes > 0;
