@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kvstore/server/server.h"
+#include "kvstore/wire/connection.h"
 #include "network/handshake.h"
 
 using namespace ringtrain;
@@ -29,7 +30,6 @@ using namespace ringtrain;
 namespace {
 
 constexpr int kCapacity = 3;
-constexpr uint32_t kHeadTag = 0x4b560005, kBodyTag = 0x4b560006;
 // Larger stores would take all memory of the machine; what claims to be larger is for test_kvstore_messages.py.
 constexpr uint64_t kMostElements = 1 << 20;
 constexpr int kMostWorkers = 64;
@@ -126,7 +126,7 @@ void append(Bytes& bytes, const T* values, size_t count) {
 // A head and its body as frames; of one that is not honest, some bytes are others.
 Bytes frames_of(uint32_t id, Head head, const Bytes& body, bool is_honest) {
   head.body_bytes = static_cast<uint32_t>(body.size());
-  FrameHeader of_head = {kHeadTag, id, sizeof(Head)}, of_body = {kBodyTag, id, body.size()};
+  FrameHeader of_head = {Connection::kHeadTag, id, sizeof(Head)}, of_body = {Connection::kBodyTag, id, body.size()};
   if (!is_honest) {
     if (one_in(40)) of_head.bytes = any(100);
     if (one_in(40)) of_head.tag = static_cast<uint32_t>(generator());
