@@ -373,9 +373,12 @@ class World {
       if (!story_.finding.empty()) return;
     }
     require_ends();
-    // Servers finish what a dead worker has begun once they hear of its death.
+    // Servers finish what a dead worker has begun once they hear of its death. Faults may still strike meanwhile.
     is_settling_ = true;
-    if (story_.finding.empty()) fibres_.run(std::max(fibres_.now(), disturbed_until_) + kSettles_s);
+    for (double end = 0; story_.finding.empty() && end < disturbed_until_ + kSettles_s;) {
+      end = std::max(fibres_.now(), disturbed_until_) + kSettles_s;
+      fibres_.run(end);
+    }
     if (story_.finding.empty()) require_values();
   }
 
