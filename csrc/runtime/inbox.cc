@@ -85,7 +85,7 @@ std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
     return submission->handle;
   }
   if (is_join) {
-    submission->own_operation().numbers = {unnamed_[process_set]};
+    submission->own_operation().numbers = {unnamed_[process_set].count};
     if (has_waiting(process_set)) return submission->handle;  // remove() announces it
   }
   announce(submission);
@@ -114,8 +114,16 @@ bool Inbox::has_waiting(int process_set) const {
 }
 
 void Inbox::name_it(Submission& submission) {
-  Operation& operation = submission.own_operation();
-  operation.name = "<unnamed " + std::to_string(unnamed_[operation.process_set]++ % kUnnamedNames) + ">";
+  Unnamed& of_set = unnamed_[submission.operation().process_set];
+  const int64_t place = of_set.count++ % kUnnamedNames;
+  of_set.named.resize(kUnnamedNames);
+  auto& [unnamed, named] = of_set.named[static_cast<size_t>(place)];
+  if (unnamed != submission.request) {
+    unnamed = submission.request;
+    submission.own_operation().name = "<unnamed " + std::to_string(place) + ">";
+    named = submission.request;
+  }
+  submission.request = named;
   if (has_peers_) note_unnamed(submission);
 }
 
@@ -318,7 +326,7 @@ std::vector<SubmissionPtr> Inbox::take_pending(std::optional<int> process_set, E
 
 void Inbox::set_unnamed(int process_set, int64_t count) {
   const Lock lock(mutex_);
-  unnamed_[process_set] = count;
+  unnamed_[process_set].count = count;
 }
 
 void Inbox::restart_unnamed() {

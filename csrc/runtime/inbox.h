@@ -109,6 +109,14 @@ class Inbox {
     std::shared_ptr<const std::string> site;  // of the last; may be null
   };
 
+  // Operations of a process set without names.
+  struct Unnamed {
+    int64_t count = 0;  // so far
+    // By the place of the name: the last request without a name, and the same with it, to be shared if the first is
+    // submitted again.
+    std::vector<std::pair<std::shared_ptr<Request>, std::shared_ptr<Request>>> named;
+  };
+
   void name_it(Submission& submission) REQUIRES(mutex_);
   void note_unnamed(Submission& submission) REQUIRES(mutex_);
   void forget_unnamed(const Submission& submission) REQUIRES(mutex_);
@@ -137,7 +145,7 @@ class Inbox {
   std::map<Key, std::deque<SubmissionPtr>> waiting_ GUARDED_BY(mutex_);
   History history_ GUARDED_BY(mutex_);
   std::shared_ptr<Timeline> timeline_ GUARDED_BY(mutex_);
-  std::map<int, int64_t> unnamed_ GUARDED_BY(mutex_);  // operations without a name so far, by process set
+  std::map<int, Unnamed> unnamed_ GUARDED_BY(mutex_);  // by process set
   std::vector<OfThread> unnamed_of_threads_ GUARDED_BY(mutex_);
   bool has_warned_of_order_ GUARDED_BY(mutex_) = false;
   std::set<int> allowed_ GUARDED_BY(mutex_) = {0};
