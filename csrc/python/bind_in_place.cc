@@ -364,8 +364,8 @@ nb::object find(PyObject* const* arguments, Py_ssize_t count) {
   };
   if (!found.is_valid()) return {};
   if (!PyList_CheckExact(found.ptr())) return is_repeated(found) ? found : nb::object();
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(found.ptr()); ++i) {
-    const nb::object one = nb::borrow(PyList_GET_ITEM(found.ptr(), i));
+  for (Py_ssize_t i = 0; i < PyList_Size(found.ptr()); ++i) {
+    const nb::object one = nb::borrow(PyList_GetItem(found.ptr(), i));
     if (is_repeated(one) && nb::inst_ptr<PreparedArray>(one)->is_for(arguments[kArray])) return one;
   }
   return {};
