@@ -79,7 +79,11 @@ _CALLS_OF_SOCKETS = (
     *("getaddrinfo", "getrandom", "nanosleep", "open", "ppoll", "readv", "recv", "send", "sendmsg"),
     *("setsockopt", "shutdown", "socket"),
 )
-_LINKING: Mapping[str, Sequence[str]] = {"sockets": [f"-Wl,--wrap={name}" for name in _CALLS_OF_SOCKETS]}
+_LINKING: Mapping[str, Sequence[str]] = {
+    "sockets": [f"-Wl,--wrap={name}" for name in _CALLS_OF_SOCKETS],
+    # There is no __wrap_getpid: a file that would ask for the process id of the simulation itself cannot be linked.
+    "store": ["-Wl,--wrap=getpid"],
+}
 _PYTHON_WORLDS = ("diloco", "elastic", "scheduler")
 NAMES = (*_SOURCES, *_PYTHON_WORLDS)
 _PROGRAM = "simulate"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fork.h"  // as the product's does; it has getpid() here
 #include "fibres.h"
 #include "network/poller.h"
 
