@@ -449,8 +449,7 @@ void bind_in_place(nb::module_& module) {
            nb::arg("kind") = OpKind::allreduce, nb::arg("root") = 0)
       .def("start", &PreparedArray::start, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
            "(array, is_awaited, title, site): as allreduce_in_place; None if nothing has happened. title and site: as "
-           "for submit(), "
-           "of this call; or \"\" and None.")
+           "for submit(), of this call; or \"\" and None.")
       .def("start_again", &PreparedArray::start_again, nb::arg(),
            "(array): as start(). Nothing happens on a thread that has not called start().")
       .def("begin", &PreparedArray::begin, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
