@@ -52,6 +52,9 @@ using AlgorithmChoices = std::vector<AlgorithmChoice>;
 // One number per rank of the Group: elements or bytes, as the method says.
 using Counts = std::vector<size_t>;
 
+// Of one array, by rank of the Group.
+using Sources = std::vector<const void*>;
+
 inline size_t total_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 inline Counts offsets_of(const Counts& counts) {
   Counts offsets(counts.size());
@@ -107,6 +110,12 @@ class Group {
   // Each piece's destination becomes the reduction of all ranks' sources. A source may be its own destination.
   // All ranks end with the same bits.
   virtual void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) = 0;
+
+  // Reduces one small array without a message, from the sources of all ranks. Returns false, and does nothing, where
+  // the result would not have the bits of allreduce().
+  virtual bool reduce_values(const Reduction&, const Sources&, void* /*destination*/, size_t /*count*/) {
+    return false;
+  }
 
   // The same in place, where every rank's pieces are in the Arena of the node, or on a GPU in memory of NCCL.
   virtual void allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) {
@@ -189,6 +198,10 @@ class SelfGroup final : public Group {
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override {
     for (const Piece& piece : pieces) reduce_scatter(reduction, piece.source, piece.destination, {piece.count});
+  }
+  bool reduce_values(const Reduction& reduction, const Sources& sources, void* destination, size_t count) override {
+    allreduce(reduction, {{sources.front(), destination, count}});
+    return true;
   }
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                       const Counts& counts) override {

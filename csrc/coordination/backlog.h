@@ -33,8 +33,8 @@ class Backlog {
   }
 
   bool empty() const { return of_world_.empty() && of_node_.empty(); }
-  size_t size() const { return of_world_.size() + of_node_.size(); }
   bool has_plans_of_world() const { return !of_world_.empty(); }
+  bool has_one_plan_of_world() const { return of_world_.size() == 1; }
 
   // Calls carry_out(agreed) for each plan whose turn comes after a round.
   template <typename CarryOut>

@@ -39,7 +39,7 @@ struct SmallValue {
 
   int32_t slot = -1;  // negative: there is none
   uint32_t bytes = 0;
-  char data[kMostBytes];
+  char data[kMostBytes] = {};  // a network sends all of it
 };
 
 // Which ranks took part in an exchange: all of the world, or those of the node of this rank.

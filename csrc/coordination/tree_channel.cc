@@ -40,8 +40,35 @@ std::vector<Bytes> separated(const Bytes& message, size_t count) {
   return blobs;
 }
 
-bool TreeChannel::finish_and(Words& words, double) {
+void TreeChannel::begin_and(const Words&) {
+  ++round_;
+  std::fill(values_.begin(), values_.end(), SmallValue());
+  if (!values_.empty()) values_[static_cast<size_t>(rank())] = own_value_;
+}
+
+void TreeChannel::send_round(int to, const Words& words) {
+  const char *begin = reinterpret_cast<const char*>(words.data()),
+             *values = reinterpret_cast<const char*>(values_.data());
+  message_.assign(begin, begin + words.size() * sizeof(uint64_t));
+  message_.insert(message_.end(), values, values + values_.size() * sizeof(SmallValue));
+  wire_.send(to, Tag::bits, message_.data(), message_.size());
+}
+
+void TreeChannel::receive_round(int from, Words& words) {
   const size_t bytes = words.size() * sizeof(uint64_t);
+  message_.resize(bytes + values_.size() * sizeof(SmallValue));
+  wire_.receive(from, Tag::bits, message_.data(), message_.size());
+  std::memcpy(words.data(), message_.data(), bytes);
+  for (size_t i = 0; i < values_.size(); ++i) {
+    SmallValue value;
+    std::memcpy(&value, message_.data() + bytes + i * sizeof(SmallValue), sizeof(SmallValue));
+    if (value.bytes > SmallValue::kMostBytes)
+      throw invalid_from(wire_.rank_of_world(from), "a value of " + std::to_string(value.bytes) + " bytes");
+    if (value.slot >= 0) values_[i] = value;
+  }
+}
+
+bool TreeChannel::finish_and(Words& words, double) {
   Words theirs(words.size());
   bool has_called = !std::isfinite(patience_s_);
   for (int child = first_child(); child < end_of_children(); ++child) {
@@ -49,18 +76,18 @@ bool TreeChannel::finish_and(Words& words, double) {
       call_neighbours();
       has_called = true;
     }
-    wire_.receive(child, Tag::bits, theirs.data(), bytes);
+    receive_round(child, theirs);
     for (size_t i = 0; i < words.size(); ++i) words[i] &= theirs[i];
   }
   if (rank() != 0) {
-    wire_.send(parent(), Tag::bits, words.data(), bytes);
-    wire_.receive(parent(), Tag::bits, theirs.data(), bytes);
+    send_round(parent(), words);
+    receive_round(parent(), theirs);
     for (size_t i = 0; i < words.size(); ++i)
       if (theirs[i] & ~words[i])
         throw invalid_from(wire_.rank_of_world(parent()), "bits that are not set on all ranks");
     words.swap(theirs);
   }
-  for (int child = first_child(); child < end_of_children(); ++child) wire_.send(child, Tag::bits, words.data(), bytes);
+  for (int child = first_child(); child < end_of_children(); ++child) send_round(child, words);
   return true;
 }
 
@@ -135,8 +162,9 @@ bool NodeChannel::finish_and(Words& words, double deadline) {
 // The leader's result is empty where the exchange ends on the node: the others have the words of the node already.
 std::optional<Reach> NodeChannel::finish_and_somewhere(Words& words, double, const MayEndOnNode& may_end) {
   node_->finish_and(words, std::numeric_limits<double>::infinity());
+  was_across_ = cross_ && (cross_->is_called() || !may_end(words));
   Bytes result;
-  if (cross_ && (cross_->is_called() || !may_end(words))) {
+  if (was_across_) {
     cross_->and_bits(words);
     const char* begin = reinterpret_cast<const char*>(words.data());
     result.assign(begin, begin + words.size() * sizeof(uint64_t));

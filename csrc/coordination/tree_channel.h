@@ -4,6 +4,8 @@
 // children tells its parent what they have in common, and rank 0 tells the result. So a rank handles at most ten
 // messages, whatever the size of the world, and a round lasts as many hops, 2 log4(size), as log2(size) steps of
 // dissemination would. gather and broadcast, which only news need, use a binomial tree.
+//
+// Among few ranks each message of and_bits may also have room for a value of every rank.
 #pragma once
 
 #include <algorithm>
@@ -27,28 +29,42 @@ std::vector<Bytes> separated(const Bytes& message, size_t count);
 class TreeChannel final : public Channel {
  public:
   // `patience_s`: how long to wait for the others to come to a round by themselves before they are called; infinity
-  // where they surely come.
-  TreeChannel(Wire& wire, double patience_s)
-      : Channel(wire.rank(), wire.size()), wire_(wire), patience_s_(patience_s) {}
+  // where they surely come. `carries_values`: if there are few ranks; the same on all ranks.
+  TreeChannel(Wire& wire, double patience_s, bool carries_values)
+      : Channel(wire.rank(), wire.size()),
+        wire_(wire),
+        patience_s_(patience_s),
+        values_(carries_values && size() <= kMostWithValues ? static_cast<size_t>(size()) : 0) {}
 
-  void begin_and(const Words&) override { ++round_; }
+  void begin_and(const Words&) override;
   bool finish_and(Words& words, double deadline) override;
+  void put_value(const SmallValue& value) override { own_value_ = value; }
+  const SmallValue* value_of(int rank) override {
+    return values_.empty() ? nullptr : &values_[static_cast<size_t>(rank)];
+  }
   std::vector<Bytes> gather(const Bytes& mine) override;
   Bytes broadcast(const Bytes& mine) override;
   bool is_called() override;
 
  private:
   static constexpr int kChildren = 4;
+  static constexpr int kMostWithValues = 8;
 
   int parent() const { return (rank() - 1) / kChildren; }
   int first_child() const { return rank() * kChildren + 1; }
   int end_of_children() const { return std::min(size(), first_child() + kChildren); }
 
   void call_neighbours();
+  // A message of a round: words, and the values that are known.
+  void send_round(int to, const Words& words);
+  void receive_round(int from, Words& words);
   std::vector<Bytes> received_blobs(int from, size_t count);
 
   Wire& wire_;
   const double patience_s_;
+  SmallValue own_value_;
+  std::vector<SmallValue> values_;  // of each rank, as far as they are known in this round; empty if none travel
+  Bytes message_;
   uint64_t round_ = 0;       // and_bits begun so far
   uint64_t called_for_ = 0;  // the latest one that somebody has called for
 };
@@ -59,12 +75,16 @@ class TreeChannel final : public Channel {
 class NodeChannel final : public Channel {
  public:
   // `ranks_of_node[n]`: ranks of the world on node n, ascending; rank 0 is on node 0. `cross`: between the leaders, in
-  // the order of nodes; null on all other ranks.
+  // the order of nodes; null on all other ranks. It carries values only where each node has one rank.
   NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<Channel> cross,
               std::vector<std::vector<int>> ranks_of_node);
 
   void begin_and(const Words& words) override { node_->begin_and(words); }
   bool finish_and(Words& words, double deadline) override;
+  void put_value(const SmallValue& value) override {
+    if (cross_) cross_->put_value(value);
+  }
+  const SmallValue* value_of(int rank) override { return was_across_ ? cross_->value_of(node_of(rank)) : nullptr; }
   bool ends_on_nodes() const override { return true; }
   int node_of(int rank) const override { return node_of_rank_[static_cast<size_t>(rank)]; }
   std::optional<Reach> finish_and_somewhere(Words& words, double deadline, const MayEndOnNode& may_end) override;
@@ -78,6 +98,7 @@ class NodeChannel final : public Channel {
   const std::unique_ptr<Channel> cross_;
   const std::vector<std::vector<int>> ranks_of_node_;
   std::vector<int> node_of_rank_;
+  bool was_across_ = false;  // the last exchange of bits, for this rank
 };
 
 }  // namespace ringtrain

@@ -366,11 +366,13 @@ double Engine::take_turn(double deadline, double now) {
   // Each rank has submitted another number of operations without a name by then, and all of them are about to fail.
   if (is_deadlock(*round)) inbox_.restart_unnamed();
   enqueue(*round, now);
-  // Values are there until the next round, so only for a plan that is carried out at once.
-  if (backlog_.size() > 1) round->values.clear();
+  // Values are valid until the next round, so only a plan that is carried out at once takes them. All ranks decide
+  // alike, by the plans of the world, which they have in common.
+  if (!backlog_.has_one_plan_of_world()) round->values.clear();
+  static const std::vector<const void*> none;
   backlog_.take_turn(round->reach, [&](const Backlog::Agreed& agreed) {
     turn.assert_held();
-    now = run_agreed(agreed, round->values, now);
+    now = run_agreed(agreed, agreed.reach == Reach::world ? round->values : none, now);
   });
   if (!round->left.empty()) end(round->left);
   waiting_callers_.call_done();

@@ -111,7 +111,8 @@ double Executor::run(const Plan& plan, double agreed_s, double now, const std::v
   const bool is_for_this_rank = this->is_for_this_rank(first.operation);
   if (is_for_this_rank) require_own(plan, submissions);
   const bool is_small = !values.empty() && is_for_this_rank && first.operation.kind == OpKind::allreduce;
-  if (is_small && are_summed_here(first.operation.process_set)) return reduce_values(values, submissions);
+  if (is_small)
+    if (const std::optional<double> ended = reduce_values(values, submissions)) return *ended;
   run_by_kind(plan, submissions, values);
   return now_s();
 }
@@ -135,19 +136,14 @@ bool Executor::is_for_this_rank(const Operation& operation) const {
   return std::binary_search(participants.begin(), participants.end(), rank_);
 }
 
-// Not where the user wants another algorithm.
-bool Executor::are_summed_here(int process_set) const {
-  return sets_.contains_this_rank(process_set) && sets_.group(process_set).levels().nodes == 1;
-}
-
-// As ShmGroup reduces what is small, so to the same bits.
-double Executor::reduce_values(const std::vector<const void*>& values, const Submissions& submissions) {
+// Nothing where the Group would come to other bits.
+std::optional<double> Executor::reduce_values(const std::vector<const void*>& values, const Submissions& submissions) {
   const Operation& operation = submissions.front()->operation();
   const TensorSpec& spec = operation.tensors.front();
-  const int ranks = static_cast<int>(values.size());
-  void* const destination = submissions.front()->outputs[0];
-  reduce(reduction_of(operation, spec.dtype, ranks), &destination, 1, values.data(), ranks,
-         static_cast<size_t>(spec.count()));
+  const Reduction reduction = reduction_of(operation, spec.dtype, static_cast<int>(values.size()));
+  Group& group = sets_.group(operation.process_set);
+  const auto count = static_cast<size_t>(spec.count());
+  if (!group.reduce_values(reduction, values, submissions.front()->outputs[0], count)) return std::nullopt;
   return finish(submissions, std::vector<Result>(1));
 }
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "collectives/adasum.h"
@@ -69,10 +70,10 @@ class Executor {
   void fail(const Submissions& submissions, ErrorKind kind, const std::string& message) REQUIRES(turn);
   // Whether this rank takes part in it.
   bool is_for_this_rank(const Operation& operation) const REQUIRES(turn);
-  bool are_summed_here(int process_set) const REQUIRES(turn);
   void run_by_kind(const Plan& plan, const Submissions& submissions, const std::vector<const void*>& values)
       REQUIRES(turn);
-  double reduce_values(const std::vector<const void*>& values, const Submissions& submissions) REQUIRES(turn);
+  std::optional<double> reduce_values(const std::vector<const void*>& values, const Submissions& submissions)
+      REQUIRES(turn);
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);

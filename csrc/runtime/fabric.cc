@@ -138,13 +138,13 @@ Fabric::Fabric(const World& world, const Options& options, Resources& resources)
 
 void Fabric::connect(const World& world, const Options& options, Resources& resources) {
   wire_ = std::make_unique<NetworkWire>(Endpoint(*network_, all_ranks(world), world.rank, kWorldWireTag, &watch_));
-  TreeChannel bootstrap(*wire_, std::numeric_limits<double>::infinity());
+  TreeChannel bootstrap(*wire_, std::numeric_limits<double>::infinity(), false);
   if (options.shared_memory == "auto") make_node(world, bootstrap);
   if (node_) make_arena(world, resources, bootstrap);
   if (node_)
     make_channel(world);
   else
-    channel_ = std::make_unique<TreeChannel>(*wire_, kPatience_s);
+    channel_ = std::make_unique<TreeChannel>(*wire_, kPatience_s, true);
   const bool share_memory = node_ && node_->size() == world.size();
   if (share_memory) {
     watch_.stop_listening_to(*alarm_);
@@ -206,7 +206,8 @@ void Fabric::make_channel(const World& world) {
     for (const auto& of_node : ranks) leaders.push_back(of_node.front());
     wire_ =
         std::make_unique<NetworkWire>(Endpoint(*network_, leaders, world.nodes[world.rank], kLeaderWireTag, &watch_));
-    cross = std::make_unique<TreeChannel>(*wire_, kPatience_s);
+    const bool is_alone_everywhere = leaders.size() == static_cast<size_t>(world.size());
+    cross = std::make_unique<TreeChannel>(*wire_, kPatience_s, is_alone_everywhere);
   } else {
     wire_.reset();
   }

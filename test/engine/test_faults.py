@@ -25,6 +25,7 @@ LATE = Path(__file__).resolve().parent / "late" / "late.cc"
 GONE = "is gone: its process was killed or exited early"
 RING = {"allreduce_algorithm": "ring"}
 SHORT_STALL = {"stall_warning_time_s": 0.3, "stall_shutdown_time_s": 1}
+BY_SOCKETS = {"network": "sockets", "shared_memory": "off"}
 SHORT_START = {"start_timeout_s": 2}
 
 
@@ -66,6 +67,19 @@ def test_a_killed_rank_is_named_by_all_others(phase, ranks):
 def test_a_rank_is_killed_in_other_kinds_of_reductions(phase, options):
     outcome = run(kill(rank=0).during(phase), **options)
     require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
+    require_clean_end(outcome)
+
+
+@pytest.mark.parametrize("phase", ["call", pytest.param("call without a name", marks=pytest.mark.slow)])
+def test_a_rank_is_killed_while_small_values_travel_between_sockets(phase):
+    outcome = run(kill(rank=1).during(phase), **BY_SOCKETS)
+    require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
+    require_clean_end(outcome)
+
+
+def test_a_rank_is_stopped_while_small_values_travel_between_sockets():
+    outcome = run(stop(rank=1).during("call"), **BY_SOCKETS, **SHORT_STALL)
+    require_error(outcome, hvd.StalledError, "some rank is stopped", limit_s=3)
     require_clean_end(outcome)
 
 

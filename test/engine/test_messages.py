@@ -58,6 +58,11 @@ def test_a_small_message_that_is_repeated_travels_with_its_bit():
             hvd.synchronize(handle)
 
 
+@pytest.mark.ranks(3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+def test_a_small_message_that_is_repeated_travels_with_its_bit_over_a_network():
+    test_a_small_message_that_is_repeated_travels_with_its_bit()
+
+
 @pytest.mark.ranks(2)
 def test_messages_of_tensors_are_received_in_place():
     rank = hvd.rank()

@@ -104,6 +104,20 @@ def test_a_repeated_operation_costs_no_gather():
     assert (handled[0], max(handled)) == (2 * 4, 2 * 5)
 
 
+@pytest.mark.parametrize(("size", "come"), [(2, True), (7, True), (8, True), (9, False)])
+def test_small_values_of_up_to_eight_ranks_travel_in_the_messages_of_the_bits(size, come):
+    simulation = Simulation(size)
+    small, large = (everybody(size, gradient(name, elements)) for name, elements in [("a", 16), ("b", 17)])
+    for fresh in (small, large):
+        simulation.round(fresh)
+    for fresh, values in [(small, int(come)), (large, 0), (small, int(come))]:
+        told, before = simulation.messages_handled(), simulation.came_with_values()
+        simulation.round(fresh)
+        handled = [after - early for after, early in zip(simulation.messages_handled(), told, strict=True)]
+        assert handled[0] == 2 * min(4, size - 1) and sum(handled) == 2 * 2 * (size - 1)
+        assert simulation.came_with_values() == [values + early for early in before]
+
+
 def test_equal_announcements_travel_once():
     def bytes_of_first_step(size):
         simulation = Simulation(size)
@@ -700,4 +714,5 @@ def test_names_that_never_come_again_take_no_more_room():
     names_only = Simulation(2, cache_capacity=64)
     for step in range(2000):
         step_of(names_only, [f"loss {step}"])
-    assert bytes_of_empty_round(names_only) == 2 * (2 + 1) * 8  # the row of a full cache, there and back
+    # the row of a full cache and a value of each rank, there and back
+    assert bytes_of_empty_round(names_only) == 2 * ((2 + 1) * 8 + 2 * 72)

@@ -10,6 +10,7 @@ import ringtrain as hvd
 
 OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
 STEPS = 4
+APART = {"RINGTRAIN_SHARED_MEMORY": "off"}
 
 
 def came_with_values():
@@ -33,6 +34,21 @@ def test_small_values_are_reduced_exactly(dtype):
                 result = hvd.allreduce(arrays[hvd.rank()], op=OPS[op], name=f"small: {dtype} {op} {elements}")
                 require_equal(result, expected)
             assert came_with_values() - before == (STEPS - 1 if elements * dtype.itemsize <= 64 else 0)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 5, fast=[2], env=APART)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_over_a_network_have_the_bits_of_messages(dtype):
+    values = 100 * np.random.default_rng(hvd.rank()).standard_normal(65)
+    for op in ops_of(dtype):
+        for elements in (1, 3, 64 // dtype.itemsize, 64 // dtype.itemsize + 1):
+            array, name = values[:elements].astype(dtype), f"apart: {dtype} {op} {elements}"
+            expected = hvd.allreduce(array, op=OPS[op], name=name)  # a new name comes without its value
+            before = came_with_values()
+            for _ in range(STEPS):
+                assert hvd.allreduce(array, op=OPS[op], name=name).tobytes() == expected.tobytes()
+            assert came_with_values() - before == (STEPS if elements * dtype.itemsize <= 64 else 0)
 
 
 @pytest.mark.fast
@@ -129,3 +145,43 @@ def test_a_rank_that_has_joined_adds_zeros_to_small_values():
             for _ in range(step):
                 require_equal(hvd.allreduce(np.ones(1), op=hvd.Sum, name="small: uneven"), np.ones(1))
         hvd.join()
+
+
+@pytest.mark.ranks(2, env=APART)
+def test_small_values_over_a_network_are_scaled_wait_and_are_told_apart():
+    test_small_values_are_scaled_as_large_ones_are()
+    test_many_small_values_at_once_are_reduced()
+    test_small_values_of_several_threads_do_not_mix()
+    test_a_small_value_waits_for_a_large_tensor_that_is_more_urgent()
+    test_ranks_that_disagree_about_a_small_value_are_told()
+    test_a_rank_that_has_joined_adds_zeros_to_small_values()
+
+
+@pytest.mark.ranks(3, env=APART)
+def test_a_process_set_reduces_its_small_values_over_a_network():
+    test_a_process_set_reduces_its_small_values()
+
+
+@pytest.mark.ranks(3, env={**APART, "RINGTRAIN_ALLREDUCE_ALGORITHM": "ring"})
+def test_small_values_are_reduced_in_the_ring_where_the_user_asks_for_it():
+    values = 100 * np.random.default_rng(hvd.rank()).standard_normal(8)
+    expected = hvd.allreduce(values, op=hvd.Sum, name="ring: small")
+    for _ in range(STEPS):
+        require_equal(hvd.allreduce(values, op=hvd.Sum, name="ring: small"), expected)
+
+
+def sums_with_values_over_hosts():
+    before = came_with_values()
+    for step in range(STEPS):
+        require_equal(hvd.allreduce(np.array([hvd.rank() + step]), op=hvd.Sum, name="hosts"), np.array([3 + 3 * step]))
+    return came_with_values() - before
+
+
+@pytest.mark.ranks(3, hosts=(1, 1, 1))
+def test_small_values_travel_between_hosts_of_one_rank_each():
+    assert sums_with_values_over_hosts() == STEPS - 1
+
+
+@pytest.mark.ranks(3, hosts=(2, 1))
+def test_small_values_of_hosts_with_several_ranks_take_messages_of_their_own():
+    assert sums_with_values_over_hosts() == 0

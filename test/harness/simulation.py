@@ -115,6 +115,10 @@ class Simulation:
         """Their bytes, by rank."""
         return [_library().simulation_bytes(self._pointer, rank) for rank in range(self._size)]
 
+    def came_with_values(self) -> list[int]:
+        """How many rounds have brought the values of an allreduce, by rank."""
+        return [_library().simulation_came_with_values(self._pointer, rank) for rank in range(self._size)]
+
 
 def simulate_autotune(
     threshold: int,
@@ -154,7 +158,7 @@ def _library() -> ctypes.CDLL:
         getattr(library, name).restype = ctypes.c_void_p
     for name in ("simulation_begin", "simulation_finish", "autotune"):
         getattr(library, name).restype = ctypes.c_char_p
-    for name in ("simulation_messages", "simulation_bytes"):
+    for name in ("simulation_messages", "simulation_bytes", "simulation_came_with_values"):
         getattr(library, name).restype = ctypes.c_size_t
     return library
 

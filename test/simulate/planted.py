@@ -87,6 +87,9 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         "if (!of_node_.empty() && of_node_.front().plan->priority() >= priority)\n"
         "      return carry_out(taken(of_node_));",
     ),
+    "a rank with a plan of its node drops values that have arrived": Patch(
+        "coordination/backlog.h", "return of_world_.size() == 1;", "return of_world_.size() + of_node_.size() == 1;"
+    ),
 }
 
 # A bug that has several places has several patches.

@@ -32,13 +32,41 @@ struct Sums {
   char *mine, *theirs;
 };
 
+// The largest power of two that is not more than there are ranks.
+int power_of(int ranks) {
+  int power = 1;
+  while (2 * power <= ranks) power *= 2;
+  return power;
+}
+
+// 16-bit floats are added in float32.
+Reduction partial_of(const Reduction& reduction) {
+  return {is_half(reduction.dtype) ? DType::float32 : reduction.dtype, reduction.reduce};
+}
+
+void take(const Reduction& reduction, char* sums, const void* source, size_t count) {
+  if (is_half(reduction.dtype))
+    widen(reduction.dtype, reinterpret_cast<float*>(sums), source, count);
+  else
+    copy(sums, source, count * size_of(reduction.dtype));
+}
+
+void give(const Reduction& reduction, void* destination, const char* sums, size_t count) {
+  if (is_half(reduction.dtype))
+    narrow(reduction.dtype, reduction.scale, destination, reinterpret_cast<const float*>(sums), count);
+  else
+    scale(reduction.dtype, reduction.scale, destination, sums, count);
+}
+
 class Doubling {
  public:
   Doubling(Endpoint& peers, const Reduction& reduction, const Sums& sums, size_t chunk_bytes)
-      : peers_(peers), reduction_(reduction), sums_(sums), chunk_bytes_(chunk_bytes) {
-    while (2 * power_ <= peers.size()) power_ *= 2;
-    extra_ = peers.size() - power_;
-  }
+      : peers_(peers),
+        reduction_(reduction),
+        sums_(sums),
+        chunk_bytes_(chunk_bytes),
+        power_(power_of(peers.size())),
+        extra_(peers.size() - power_) {}
 
   // The contents of `mine` there.
   void reduce(size_t count) {
@@ -115,27 +143,45 @@ class Doubling {
   const size_t element_ = size_of(reduction_.dtype);  // bytes
   const Sums sums_;
   const size_t chunk_bytes_;
-  int power_ = 1;  // the largest power of two that is not more than there are ranks
-  int extra_;      // how many ranks there are above it
+  const int power_;
+  const int extra_;  // how many ranks there are above it
 };
 
 }  // namespace
 
 void allreduce_by_doubling(Endpoint& peers, const Reduction& reduction, const Piece& array, size_t chunk_bytes,
                            const DoublingMemory& memory) {
-  const bool is_wide = is_half(reduction.dtype);
-  const Reduction partial = {is_wide ? DType::float32 : reduction.dtype, reduction.reduce};
+  const Reduction partial = partial_of(reduction);
   const size_t bytes = array.count * size_of(partial.dtype);
   const Sums sums = {memory.mine.get(bytes), memory.theirs.get(bytes)};
-  if (is_wide)
-    widen(reduction.dtype, reinterpret_cast<float*>(sums.mine), array.source, array.count);
-  else
-    copy(sums.mine, array.source, bytes);
+  take(reduction, sums.mine, array.source, array.count);
   Doubling(peers, partial, sums, chunk_bytes).reduce(array.count);
-  if (is_wide)
-    narrow(reduction.dtype, reduction.scale, array.destination, reinterpret_cast<float*>(sums.mine), array.count);
-  else
-    scale(reduction.dtype, reduction.scale, array.destination, sums.mine, array.count);
+  give(reduction, array.destination, sums.mine, array.count);
+}
+
+void reduce_as_by_doubling(const Reduction& reduction, const Sources& sources, void* destination, size_t count,
+                           Scratch& sums) {
+  const Reduction partial = partial_of(reduction);
+  const size_t bytes = count * size_of(partial.dtype);
+  char* const first = sums.get(bytes * sources.size());
+  std::vector<char*> left;  // those that are not in the sum of another one
+  for (size_t i = 0; i < sources.size(); ++i) {
+    left.push_back(first + i * bytes);
+    take(reduction, left.back(), sources[i], count);
+  }
+  const auto add_neighbours = [&](size_t pairs) {  // of the first ones; the others stay
+    for (size_t i = 0; i < pairs; ++i) {
+      const void* both[] = {left[2 * i], left[2 * i + 1]};
+      void* sum = left[2 * i];
+      reduce(partial, &sum, 1, both, 2, count);
+      left[i] = left[2 * i];
+    }
+    const auto first_pair = left.begin() + static_cast<std::ptrdiff_t>(pairs);
+    left.erase(first_pair, first_pair + static_cast<std::ptrdiff_t>(pairs));
+  };
+  add_neighbours(left.size() - static_cast<size_t>(power_of(static_cast<int>(left.size()))));
+  while (left.size() > 1) add_neighbours(left.size() / 2);
+  give(reduction, destination, left.front(), count);
 }
 
 }  // namespace ringtrain

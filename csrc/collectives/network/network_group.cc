@@ -175,6 +175,12 @@ void NetworkGroup::allreduce(const Reduction& reduction, const std::vector<Piece
                 [&](const std::vector<Piece>& arrays) { reduce_arrays(way, reduction, arrays); });
 }
 
+bool NetworkGroup::reduce_values(const Reduction& reduction, const Sources& sources, void* destination, size_t count) {
+  if (way_for(reduction, count) != Way::doubling) return false;
+  reduce_as_by_doubling(reduction, sources, destination, count, mine_);
+  return true;
+}
+
 void NetworkGroup::reduce_arrays(Way way, const Reduction& reduction, const std::vector<Piece>& arrays) {
   if (way == Way::ring) return reduce_by_ring(reduction, arrays);
   for (const Piece& array : arrays) {

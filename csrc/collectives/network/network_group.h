@@ -47,6 +47,7 @@ class NetworkGroup final : public Group {
   void measure();
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  bool reduce_values(const Reduction& reduction, const Sources& sources, void* destination, size_t count) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;

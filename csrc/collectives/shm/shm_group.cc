@@ -125,6 +125,12 @@ void ShmGroup::small_allreduce(const Reduction& reduction, const std::vector<Pie
   });
 }
 
+// In the order of the ranks, as small_allreduce().
+bool ShmGroup::reduce_values(const Reduction& reduction, const Sources& sources, void* destination, size_t count) {
+  reduce(reduction, &destination, 1, sources.data(), static_cast<int>(sources.size()), count);
+  return true;
+}
+
 void ShmGroup::allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) {
   size_t elements = 0;
   for (const Piece& piece : pieces) elements += piece.count;

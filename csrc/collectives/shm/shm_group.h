@@ -112,6 +112,7 @@ class ShmGroup final : public Group {
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  bool reduce_values(const Reduction& reduction, const Sources& sources, void* destination, size_t count) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                       const Counts& counts) override {
     reduce_scatter_all(reduction, {{source, destination, counts}});

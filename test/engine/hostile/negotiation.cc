@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <limits>
@@ -141,6 +142,7 @@ class LyingWire final : public Wire {
 
   bool has_lied() const { return has_lied_; }
   bool has_told_all() const { return has_told_length_; }
+  bool has_told_long_value() const { return has_told_long_value_; }
   void note_lie(bool lies) { has_lied_ |= lies; }
 
   int rank() const override { return rank_; }
@@ -163,15 +165,26 @@ class LyingWire final : public Wire {
   bool arrives_within(int, Tag, double) override { return true; }
 
  private:
-  // "All stay, something is new", and now and then bits that nobody has set.
+  // "All stay, something is new", and now and then bits that nobody has set. A value of each rank comes with them, now
+  // and then one that is too long.
   void tell_bits(char* data, size_t bytes) {
-    Words words(bytes / sizeof(uint64_t));
+    std::array<SmallValue, 2> values;
+    Words words((bytes - sizeof(values)) / sizeof(uint64_t));
     words.back() = 2;
     if (draw_.one_in(20)) {
       note_lie(true);
       for (uint64_t& word : words) word = draw_.one_in(4) ? draw_.any() : word;
     }
-    std::memcpy(data, words.data(), bytes);
+    for (SmallValue& value : values) {
+      const bool is_long = draw_.one_in(40);
+      note_lie(is_long);
+      has_told_long_value_ |= is_long;
+      value.slot = static_cast<int32_t>(draw_.below(3)) - 1;
+      value.bytes = static_cast<uint32_t>(draw_.below(SmallValue::kMostBytes + 1));
+      if (is_long) value.bytes += SmallValue::kMostBytes + 1;
+    }
+    std::memcpy(data, words.data(), bytes - sizeof(values));
+    std::memcpy(data + bytes - sizeof(values), values.data(), sizeof(values));
   }
   void tell_message(char* data, size_t bytes) {
     std::memset(data, 0, bytes);
@@ -181,13 +194,13 @@ class LyingWire final : public Wire {
   const int rank_;
   Draw& draw_;
   Bytes message_;
-  bool has_told_length_ = false, has_lied_ = false;
+  bool has_told_length_ = false, has_lied_ = false, has_told_long_value_ = false;
 };
 
 void try_rounds(Draw& draw, LyingWire& wire) {
   turn.assert_held();  // one thread
   const int victim = wire.rank();
-  TreeChannel channel(wire, kNever);
+  TreeChannel channel(wire, kNever, true);
   Membership membership(2);
   require(membership.add({victim}) == kSetOfVictim, "a process set has another id");
   Coordinator coordinator(channel, membership, {});
@@ -215,6 +228,7 @@ void try_rounds(Draw& draw, LyingWire& wire) {
     const Round* const agreed = coordinator.finish_round(kNever);
     require(agreed != nullptr, "a round without an end");
     require(!lies || !wire.has_told_all() || !membership.has(kSetOfVictim), "a lie is taken for true");
+    require(!wire.has_told_long_value(), "a value that is too long is taken");
     require_sound(*agreed, requests);
     for (size_t i = 0; i < agreed->plans.size(); ++i) coordinator.note_carried_out();
     if (!agreed->left.empty()) return;

@@ -114,6 +114,10 @@ size_t simulation_bytes(const void* simulation, int rank) {
   return static_cast<const Simulation*>(simulation)->wire(rank).bytes_handled();
 }
 
+size_t simulation_came_with_values(const void* simulation, int rank) {
+  return static_cast<const Simulation*>(simulation)->came_with_values(rank);
+}
+
 // Tunes the fusion threshold and the mailboxes of a job whose speed(threshold, mailbox) in bytes per second is given.
 // `sizes`: both, before and after. `operations`: how many samples it took. Returns the report.
 const char* autotune(size_t sizes[2], const size_t* thresholds, size_t threshold_count, const size_t* mailboxes,

@@ -17,7 +17,7 @@ Simulation::Rank::Rank(std::unique_ptr<Channel> own_channel, const Coordinator::
 Simulation::Simulation(int size, const Coordinator::Limits& limits) : wires_(MemoryWire::make(size)) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   for (const auto& wire : wires_)
-    ranks_.push_back(std::make_unique<Rank>(std::make_unique<TreeChannel>(*wire, kNever), limits));
+    ranks_.push_back(std::make_unique<Rank>(std::make_unique<TreeChannel>(*wire, kNever, true), limits));
 }
 
 Round Simulation::Rank::finish(double plan_s) {
@@ -35,7 +35,12 @@ void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
   Coordinator& coordinator = ranks_.at(rank)->coordinator;
   Coordinator::News news = {coordinator.blockage(), {}, false};
   news.whereabouts = std::exchange(ranks_.at(rank)->whereabouts, {});
-  for (const RequestPtr& request : fresh) news.fresh.push_back({request});
+  static const char value[SmallValue::kMostBytes] = {};
+  for (const RequestPtr& request : fresh) {
+    const Operation& operation = request->operation;
+    const bool is_small = operation.kind == OpKind::allreduce && operation.bytes() <= sizeof(value);
+    news.fresh.push_back({request, is_small ? value : nullptr});
+  }
   coordinator.begin_round(news);
 }
 

@@ -36,6 +36,8 @@ class Simulation {
   bool is_due() const;
 
   const MemoryWire& wire(int rank) const { return *wires_.at(rank); }
+  // How many rounds had the values of all ranks. Small allreduces have some.
+  size_t came_with_values(int rank) const { return ranks_.at(rank)->coordinator.counts().came_with_values; }
 
  private:
   struct Rank {

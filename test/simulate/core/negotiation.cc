@@ -587,9 +587,9 @@ class World {
     across_ = std::make_unique<SimulatedWire::Messages>(leaders);
   }
 
-  std::unique_ptr<Channel> tree(int place, SimulatedWire::Messages& messages) {
+  std::unique_ptr<Channel> tree(int place, SimulatedWire::Messages& messages, bool carries_values) {
     wires_.push_back(std::make_unique<SimulatedWire>(place, messages, ether_));
-    return std::make_unique<TreeChannel>(*wires_.back(), kTreePatience_s);
+    return std::make_unique<TreeChannel>(*wires_.back(), kTreePatience_s, carries_values);
   }
 
   std::unique_ptr<Channel> channel_of(int rank) {
@@ -601,10 +601,10 @@ class World {
     else if (draw_.shares_memory)
       on_node = std::make_unique<BoardChannel>(place, boards_[node], ether_);
     else
-      on_node = tree(place, *on_node_[node]);
+      on_node = tree(place, *on_node_[node], nodes_.size() == 1);
     if (nodes_.size() == 1) return on_node;
     std::unique_ptr<Channel> cross;
-    if (place == 0) cross = tree(static_cast<int>(node), *across_);
+    if (place == 0) cross = tree(static_cast<int>(node), *across_, static_cast<int>(nodes_.size()) == draw_.ranks);
     return std::make_unique<NodeChannel>(rank, draw_.ranks, std::move(on_node), std::move(cross), nodes_);
   }
 
@@ -780,9 +780,10 @@ class World {
     self.rounds_of_world += round->reach == Reach::world;
     if (!round->question.empty()) answer_soon(self);
     enqueue(self, *round);
-    if (self.backlog.size() > 1) round->values.clear();
-    self.backlog.take_turn(round->reach,
-                           [&](const Backlog::Agreed& one) { run_plan(self, *one.plan, one.reach, round->values); });
+    if (!self.backlog.has_one_plan_of_world()) round->values.clear();
+    self.backlog.take_turn(round->reach, [&](const Backlog::Agreed& one) {
+      run_plan(self, *one.plan, one.reach, one.reach == Reach::world ? round->values : std::vector<const void*>());
+    });
     if (!round->left.empty()) end(self, round->left);
   }
 
