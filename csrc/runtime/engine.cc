@@ -314,9 +314,11 @@ void Engine::keep_bell(const Handle& handle, Wait& wait, uint32_t seen) {
   wait.now = now_s();
 }
 
+// Ranks that have called, but have not rung since, are not in need yet: this thread may come back in a moment.
 void Engine::let_go() {
   fall_asleep();
-  const bool is_left_with_work = has_ended_ || has_work();
+  const bool has_rung = fabric_.bell().value.load(std::memory_order_seq_cst) != rings_before_round_;
+  const bool is_left_with_work = has_ended_ || has_own_work() || (has_rung && is_called());
   turn_.unlock();
   if (!waiting_callers_.call_next() && is_left_with_work) fabric_.bell().ring();
 }
@@ -329,9 +331,10 @@ void Engine::look_after_others() {
   gpus_.look();
 }
 
-bool Engine::has_work() {
-  if (inbox_.has_new() || !backlog_.empty() || coordinator_.is_in_round() || is_leaving_ || has_answer_ || is_called())
-    return true;
+bool Engine::has_work() { return has_own_work() || is_called(); }
+
+bool Engine::has_own_work() {
+  if (inbox_.has_new() || !backlog_.empty() || coordinator_.is_in_round() || is_leaving_ || has_answer_) return true;
   const double deadline = coordinator_.next_deadline();
   return deadline != kNever && now_s() >= deadline;
 }
@@ -353,6 +356,7 @@ double Engine::take_turn(double deadline, double now) {
     news_.has_plans_of_world = backlog_.has_plans_of_world();
     inbox_.take_new(news_.fresh, news_.now = now);
     if (has_answer_) news_.whereabouts = take_answer();
+    rings_before_round_ = fabric_.bell().value.load(std::memory_order_acquire);
     coordinator_.begin_round(news_);
     news_.whereabouts.clear();
   }

@@ -112,6 +112,8 @@ class Engine {
   // `now`: when the clock was read last. Returns the same.
   double take_turn(double deadline, double now) REQUIRES(turn);
   bool has_work() REQUIRES(turn);
+  // That no other rank asks for.
+  bool has_own_work() REQUIRES(turn);
   // Whether another rank calls, or none can any more, which the next turn throws.
   bool is_called() REQUIRES(turn);
   void fall_asleep() REQUIRES(turn);
@@ -172,6 +174,7 @@ class Engine {
   std::optional<Autotune> autotune_ GUARDED_BY(turn);  // rank 0, while it goes on
   Backlog backlog_ GUARDED_BY(turn);
   Waiter waiter_ GUARDED_BY(turn);
+  uint32_t rings_before_round_ GUARDED_BY(turn) = 0;  // of the bell; a rank rings for the next round after it
   double quiet_since_s_ GUARDED_BY(turn) = now_s();
   Coordinator::News news_ GUARDED_BY(turn) = {};     // of the last round that was begun; its memory is used again
   std::optional<Error> trouble_ GUARDED_BY(turn);    // that was met while looking for work

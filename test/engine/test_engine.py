@@ -1,5 +1,6 @@
 """The engine under load: many threads, many operations, any order, small caches, no names."""
 
+import os
 import random
 import re
 import threading
@@ -304,6 +305,34 @@ def times_asleep(thread="*"):
     """How often this process's threads have gone to sleep, or one of them."""
     files = Path("/proc/self/task").glob(f"{thread}/status")
     return sum(int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", file.read_text(), re.M)[1]) for file in files)
+
+
+@pytest.mark.ranks(2)
+def test_calls_that_follow_each_other_leave_the_engines_thread_asleep():
+    threads = [int(entry.name) for entry in Path("/proc/self/task").iterdir()]
+    cores = os.sched_getaffinity(0)
+    for thread in threads:
+        os.sched_setaffinity(thread, {min(cores)})  # the other rank is at its next call before this one has its result
+    try:
+        repeat_a_call(100)
+        times = []
+        for _ in range(3):  # what else the machine does counts as little as possible
+            before = times_asleep_beside_this_thread()
+            repeat_a_call(1000)
+            times.append(times_asleep_beside_this_thread() - before)
+    finally:
+        for thread in threads:
+            os.sched_setaffinity(thread, cores)
+    assert min(times) < 50
+
+
+def repeat_a_call(times):
+    for _ in range(times):
+        hvd.allreduce_(np.ones(1, np.float32), op=hvd.Max, name="again")
+
+
+def times_asleep_beside_this_thread():
+    return times_asleep() - times_asleep(threading.get_native_id())
 
 
 @pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "1"})
