@@ -60,18 +60,18 @@ void Waiter::nap(double seconds) {
   nanosleep(&time, nullptr);
 }
 
-void Waiter::yield() {
+double Waiter::yield(double now) {
   constexpr double kSlow_s = 0.5e-3, kFast_s = 0.3e-3, kFirstPenalty_s = 0.05, kLongestPenalty_s = 2;
-  const double begin = now_s();
   sched_yield();
   const double end = now_s();
-  if (end - begin > kSlow_s) {
+  if (end - now > kSlow_s) {
     yield_penalty_s_ = yield_penalty_s_ == 0 ? kFirstPenalty_s : std::min(2 * yield_penalty_s_, kLongestPenalty_s);
     no_yield_before_s_ = end + yield_penalty_s_;
-  } else if (end - begin < kFast_s) {
+  } else if (end - now < kFast_s) {
     yield_penalty_s_ -= yield_penalty_s_ / 64;
     if (yield_penalty_s_ < 1e-3) yield_penalty_s_ = 0;
   }
+  return end;
 }
 
 }  // namespace ringtrain

@@ -1,10 +1,10 @@
 // Waiting for a counter to advance or for a message to arrive, without burning the core that the others compute on.
 //
-// The policy: spin for a little while, then yield the core a few times, then sleep. How long it spins adapts: it
+// The policy: spin for a little while, then yield the core for 0.1 ms, then sleep. How long it spins adapts: it
 // shrinks by a quarter when spinning failed and grows by a sixteenth when it was not; every now and then it spins
-// for long in any case. A yield that takes long means that somebody busy shares the core, so yields stop for a while,
-// doubling up to two seconds. While it sleeps, a Watch is asked every few milliseconds whether waiting still makes
-// sense.
+// for long in any case. Where ranks share cores the yields let the awaited ones run. A yield that takes long means that
+// somebody busy shares the core, so yields stop for a while, doubling up to two seconds. While it sleeps, a Watch is
+// asked every few milliseconds whether waiting still makes sense.
 #pragma once
 
 #include <algorithm>
@@ -181,8 +181,9 @@ class Waiter {
       relax();
     }
     spin_limit_ = spin_limit_ * 3 / 4 > kFewestSpins ? spin_limit_ * 3 / 4 : kFewestSpins;
-    for (int i = 0; i < kYields && may_yield(); ++i) {
-      yield();
+    double now = now_s();
+    for (const double end = now + kYielding_s; now < end && now >= no_yield_before_s_;) {
+      now = yield(now);
       if (ready()) return true;
     }
     return false;
@@ -205,12 +206,12 @@ class Waiter {
     }
   }
 
-  static constexpr int kFewestSpins = 20, kMostSpins = 500, kYields = 10;
+  static constexpr int kFewestSpins = 20, kMostSpins = 500;
   static constexpr unsigned kWaitsPerTrial = 32;
-  static constexpr double kLookAround_s = 0.02, kShortestNap_s = 20e-6, kLongestNap_s = 2e-3;
+  static constexpr double kYielding_s = 100e-6, kLookAround_s = 0.02, kShortestNap_s = 20e-6, kLongestNap_s = 2e-3;
 
-  bool may_yield() const { return now_s() >= no_yield_before_s_; }
-  void yield();
+  // `now`: when the clock was read last. Returns the same.
+  double yield(double now);
 
   int spin_limit_ = kMostSpins;
   unsigned waits_ = 0;

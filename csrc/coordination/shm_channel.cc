@@ -33,7 +33,7 @@ bool ShmChannel::have_all_come() const {
 
 // Ranks that work come by themselves in a moment; only then it is worth waking those that do not.
 bool ShmChannel::wait_for_all(double deadline) {
-  constexpr double kPatience_s = 50e-6;
+  constexpr double kPatience_s = 150e-6;
   if (waiter_.is_quick([&] { return have_all_come(); })) return true;
   if (wait_patiently_for_all(std::min(deadline, now_s() + kPatience_s))) return true;
   const uint32_t number = exchanges_.load(std::memory_order_relaxed);
