@@ -1,6 +1,6 @@
 // Waiting for a counter to advance or for a message to arrive, without burning the core that the others compute on.
 //
-// The policy: spin for a little while, then yield the core for 0.1 ms, then sleep. How long it spins adapts: it
+// The policy: spin for up to 12 us, then yield the core for 0.1 ms, then sleep. How long it spins adapts: it
 // shrinks by a quarter when spinning failed and grows by a sixteenth when it was not; every now and then it spins
 // for long in any case. Where ranks share cores the yields let the awaited ones run. A yield that takes long means that
 // somebody busy shares the core, so yields stop for a while, doubling up to two seconds. While it sleeps, a Watch is
@@ -172,15 +172,21 @@ class Waiter {
   bool is_quick(Ready ready) {
     // A rank that sleeps is late for the others, which then sleep, too: now and then it is worth finding out whether
     // all of this was only for that.
-    const int limit = ++waits_ % kWaitsPerTrial == 0 ? kMostSpins : spin_limit_;
-    for (int i = 0; i < limit; ++i) {
+    const double longest_s = ++waits_ % kWaitsPerTrial == 0 ? kLongestSpin_s : spin_s_;
+    double begin = 0, spun_s = 0;
+    for (int i = 1; spun_s < longest_s; ++i) {
       if (ready()) {
-        spin_limit_ = std::min(kMostSpins, std::max(spin_limit_ + spin_limit_ / 16 + 1, i));
+        spin_s_ = std::min(kLongestSpin_s, std::max(spin_s_ + spin_s_ / 16, spun_s));
         return true;
       }
       relax();
+      if (i % kSpinsPerLook != 0) continue;
+      if (i == kSpinsPerLook)
+        begin = now_s();
+      else
+        spun_s = now_s() - begin;
     }
-    spin_limit_ = spin_limit_ * 3 / 4 > kFewestSpins ? spin_limit_ * 3 / 4 : kFewestSpins;
+    spin_s_ = std::max(kShortestSpin_s, spin_s_ * 3 / 4);
     double now = now_s();
     for (const double end = now + kYielding_s; now < end && now >= no_yield_before_s_;) {
       now = yield(now);
@@ -206,14 +212,15 @@ class Waiter {
     }
   }
 
-  static constexpr int kFewestSpins = 20, kMostSpins = 500;
+  static constexpr int kSpinsPerLook = 8;  // at the clock, which takes as long as a spin
+  static constexpr double kShortestSpin_s = 0.5e-6, kLongestSpin_s = 12e-6;
   static constexpr unsigned kWaitsPerTrial = 32;
   static constexpr double kYielding_s = 100e-6, kLookAround_s = 0.02, kShortestNap_s = 20e-6, kLongestNap_s = 2e-3;
 
   // `now`: when the clock was read last. Returns the same.
   double yield(double now);
 
-  int spin_limit_ = kMostSpins;
+  double spin_s_ = kLongestSpin_s;
   unsigned waits_ = 0;
   double no_yield_before_s_ = 0;
   double yield_penalty_s_ = 0;
