@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import itertools
 import os
 import signal
 import socket
@@ -50,6 +51,7 @@ FRAME = struct.Struct("<IIQ")
 HEAD = struct.Struct("<HBBIIIIIfIqQIIdd")
 HEAD_TAG, BODY_TAG = 0x4B560005, 0x4B560006
 _MAGIC = b"ringtrn\x02"
+_changes = itertools.count(1)
 _WITHIN_S = 20
 
 _SERVER = f"""
@@ -281,6 +283,8 @@ class Worker:
         if said in ("create", "attach", "rule", "join", "resume"):
             self._question += 1
             fields = {"number": self._question} | fields
+        if said in ("assign", "write_state", "write_updates"):
+            fields = {"push": next(_changes)} | fields
         sent = self.say(said, body, **fields)
         answer = self.hear()
         assert answer.id == sent

@@ -56,6 +56,74 @@ def test_a_push_that_comes_twice_counts_once() -> None:
             require_equal(successor.pull(2), _ones(2))
 
 
+_CHANGES = [
+    ("assign", {}, _ones(4).tobytes()),
+    ("write_state", {"number": 0}, _ones(4).tobytes()),
+    ("write_updates", {"number": 4}, b""),
+]
+
+
+@pytest.mark.parametrize(("said", "fields", "body"), _CHANGES, ids=[said for said, _, _ in _CHANGES])
+@pytest.mark.parametrize("is_sync", [False, True])
+@pytest.mark.parametrize("keeps_memory", [False, True])
+def test_a_change_that_comes_twice_undoes_no_push_that_came_between(
+    said: str, fields: dict[str, float], body: bytes, is_sync: bool, keeps_memory: bool
+) -> None:
+    """`keeps_memory`: the next server goes on with the memory of the first one, or from a snapshot."""
+
+    def change(worker: Worker, count: int) -> None:
+        assert worker.ask(said, body, push=count, **fields).said == "done"
+
+    def require(worker: Worker, updates: int, value: float) -> None:
+        assert worker.ask("read_updates").number == updates
+        require_equal(worker.pull(), _ones(value))
+
+    updates, value = (4, 0) if said == "write_updates" else (0, 4)
+    with (
+        served(shares_memory=keeps_memory) as server,
+        Worker(server, 0) as worker,
+        Worker(server, 1) as other,
+        served(shares_memory=keeps_memory) as successor,
+    ):
+        words = worker.ask("create", part_spec((COUNT,), is_sync), chunk=2).body
+        worker.ask("rule", rule("test"))
+        change(worker, 1)
+        require(worker, updates, value)
+        worker.say("push", _ones(2).tobytes(), number=1, lr=1.0)
+        assert worker.hear().said == "done"
+        other.push(_ones(), 1)
+        updates, value = updates + (1 if is_sync else 2), value + 3
+        change(worker, 1)
+        with Worker(server, 0) as again:
+            change(again, 1)
+        require(other, updates, value)
+        if keeps_memory:
+            ticket = struct.unpack_from("<IQ", words)[1]
+            successor.ask("adopts", f"{part_spec((COUNT,), is_sync).hex()}:{server.process.pid}:{ticket}")
+        else:
+            successor.ask("restored", server.ask("copies"))
+        with Worker(successor, 0) as after:
+            change(after, 1)
+            require(after, updates, value)
+            change(after, 2)
+            require(after, *((4, value) if said == "write_updates" else (updates, 4)))
+
+
+def test_the_next_process_of_a_worker_counts_its_changes_from_1() -> None:
+    with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker)
+        worker.ask("hello", number=0)
+        worker.ask("assign", _ones(2).tobytes(), push=1)
+        worker.ask("assign", _ones(4).tobytes(), push=2)
+        with Worker(server, 0) as successor:
+            successor.ask("hello", number=1)
+            successor.ask("assign", _ones(8).tobytes(), push=1)
+            require_equal(successor.pull(), _ones(8))
+            other.push(_ones(), 1)
+            successor.ask("assign", _ones(8).tobytes(), push=1)
+            require_equal(successor.pull(), _ones(9))
+
+
 def test_a_push_waits_for_the_one_before_it_to_be_sent_again() -> None:
     with served() as server, Worker(server, 0) as worker:
         _store(worker)

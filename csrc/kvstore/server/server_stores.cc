@@ -24,7 +24,7 @@ std::vector<size_t> array_bytes(Part& part, const KeyChunk& chunk) {
   return bytes;
 }
 
-constexpr size_t kCounts = 2, kCountsOfWorker = 3;  // of a chunk
+constexpr size_t kCounts = 2, kCountsOfWorker = 4;  // of a chunk
 
 size_t counts_bytes(Part& part) { return (kCounts + kCountsOfWorker * part.layout().capacity()) * sizeof(uint64_t); }
 
@@ -45,6 +45,7 @@ void copy_counts(Part& part, size_t number, char* place) {
     counts.push_back(has_open ? record.closed.load() - worker.offset : worker.pushes - is_pending);
     counts.push_back(worker.offset);
     counts.push_back(worker.term);
+    counts.push_back(worker.change);
   }
   std::memcpy(place, counts.data(), counts_bytes(part));
 }
@@ -61,6 +62,7 @@ void put_counts(Part& part, size_t number, const char* from) {
     worker.pushes = of_worker[0];
     worker.offset = of_worker[1];
     worker.term = of_worker[2];
+    worker.change = of_worker[3];
   }
 }
 

@@ -135,6 +135,7 @@ void require_fitting(const Head& head, const KeyChunk& chunk, const ElementRange
   const bool pushes = head.said == Said::push || head.said == Said::push_pull;
   const auto fits = [&](DType dtype) { return dtype == chunk.dtype || (is_float(dtype) && size_of(dtype) <= 4); };
   require(head.number >= 0, "a negative number");
+  require(!is_change(head.said) || (head.push > 0 && head.push < kChangesOfProcess), "the number of a change");
   require(!ranges || head.said == Said::pull || (head.said == Said::push && head.codes == 0), "ranges");
   require(fits(head.wanted), "the dtype of the answer");
   require(head.codes <= static_cast<uint32_t>(Quantizer::Kind::one_bit), "the kind of codes");
@@ -738,12 +739,12 @@ Session::Result Session::change(const Request& request) {
   Actor& actor = *request.actor;
   bool is_done;
   if (head.said == Said::assign) {
-    is_done = actor.assign(head.chunk, request.body.get());
+    is_done = actor.assign(head.chunk, request.body.get(), head.push);
   } else if (head.said == Said::write_updates) {
-    is_done = actor.set_num_update(head.chunk, static_cast<uint64_t>(head.number));
+    is_done = actor.set_num_update(head.chunk, static_cast<uint64_t>(head.number), head.push);
   } else {
     require_array(head, actor.part());
-    is_done = actor.write_array(head.chunk, static_cast<size_t>(head.number), request.body.get());
+    is_done = actor.write_array(head.chunk, static_cast<size_t>(head.number), request.body.get(), head.push);
   }
   if (!is_done) return Result::busy;
   say(request.id, Said::done);

@@ -402,16 +402,26 @@ void Actor::store(size_t chunk, const void* wide_values) {
   convert(wide_values, wide(place.dtype), part_->value(chunk), place.dtype, place.count);
 }
 
-bool Actor::assign(size_t chunk, const void* values) {
+bool Actor::was_carried_out(size_t chunk, uint64_t change) const {
+  require_term();
+  return change != 0 && change_number(term_, change) <= part_->worker(chunk, number_).change;
+}
+
+void Actor::note_changed(size_t chunk, uint64_t change) {
+  if (change != 0) part_->worker(chunk, number_).change = change_number(term_, change);
+}
+
+bool Actor::assign(size_t chunk, const void* values, uint64_t change) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  require_term();
+  if (was_carried_out(chunk, change)) return true;
   const KeyChunk& place = part_->chunk(chunk);
   const bool has_master = is_half(place.dtype) && rule_of(chunk);
-  ChunkChange change(*part_, chunk, writer_, kept(kValue | (has_master ? kMaster : 0)));
+  ChunkChange whole(*part_, chunk, writer_, kept(kValue | (has_master ? kMaster : 0)));
   copy(part_->value(chunk), values, place.value_bytes());
   if (has_master) convert(values, place.dtype, part_->master(chunk), DType::float32, place.count);
-  change.commit(0);
+  note_changed(chunk, change);
+  whole.commit(0);
   return true;
 }
 
@@ -536,24 +546,26 @@ bool Actor::read_array(size_t chunk, size_t array, void* place) {
   return true;
 }
 
-bool Actor::write_array(size_t chunk, size_t array, const void* values) {
+bool Actor::write_array(size_t chunk, size_t array, const void* values, uint64_t change) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  require_term();
+  if (was_carried_out(chunk, change)) return true;
   const KeyChunk& one = part_->chunk(chunk);
-  ChunkChange change(*part_, chunk, writer_, kept(1u << array));
+  ChunkChange whole(*part_, chunk, writer_, kept(1u << array));
   copy(part_->array(array, chunk), values, array == 0 ? one.value_bytes() : one.wide_bytes());
-  change.commit(0);
+  note_changed(chunk, change);
+  whole.commit(0);
   return true;
 }
 
-bool Actor::set_num_update(size_t chunk, uint64_t num_update) {
+bool Actor::set_num_update(size_t chunk, uint64_t num_update, uint64_t change) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  require_term();
-  ChunkChange change(*part_, chunk, writer_, 0);
+  if (was_carried_out(chunk, change)) return true;
+  ChunkChange whole(*part_, chunk, writer_, 0);
   part_->record(chunk).updates = num_update;
-  change.commit(0);
+  note_changed(chunk, change);
+  whole.commit(0);
   return true;
 }
 

@@ -157,8 +157,10 @@ class Actor {
   // Throws peer_lost where another process has taken, or may take, the place of this one.
   void require_term() const;
 
-  // The following are true when done, and false when busy. `values` is in the dtype of the key.
-  bool assign(size_t chunk, const void* values);
+  // The following are true when done, and false when busy. `values` is in the dtype of the key. `change`: counts the
+  // changes of a process that may come twice, see change_number(): one that was carried out does nothing. 0: carries it
+  // out in any case.
+  bool assign(size_t chunk, const void* values, uint64_t change = 0);
   // From now on the rule is this one (0: none), its states are zero, and it has updated the chunk so many times. Or it
   // is the one that was there with other numbers, and states and count go on.
   bool take_rule(size_t chunk, uint32_t rule, uint64_t num_update);
@@ -174,8 +176,8 @@ class Actor {
   bool count_anew(size_t chunk, size_t worker, uint32_t term);
   // An array of the Part in its own dtype, to save or load: 0 the value, 1 the master, from 2 on the states.
   bool read_array(size_t chunk, size_t array, void* place);
-  bool write_array(size_t chunk, size_t array, const void* values);
-  bool set_num_update(size_t chunk, uint64_t num_update);
+  bool write_array(size_t chunk, size_t array, const void* values, uint64_t change = 0);
+  bool set_num_update(size_t chunk, uint64_t num_update, uint64_t change = 0);
 
   // Where the rule is a program, for the server, which runs it: the next gradient and the value, both in the wide
   // dtype, and all stays as it is. And the value that the program has made of them.
@@ -204,6 +206,10 @@ class Actor {
   };
 
   void put_in_order(double timeout_s);
+  // Whether a change was carried out before. Throws peer_lost as require_term() does.
+  bool was_carried_out(size_t chunk, uint64_t change) const;
+  // Within a ChunkChange.
+  void note_changed(size_t chunk, uint64_t change);
   std::unique_ptr<HeldStage> hold_stage() const;
   // Lets a process that may do so change the state of its record.
   template <typename Next>

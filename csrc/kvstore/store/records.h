@@ -60,6 +60,11 @@ struct PartHeader {
 
 constexpr uint32_t kNoSlot = 0;  // slots are numbered from 1
 
+// The number of a change that a worker asks its server for beside pushes. `count`: of those of its process, from 1 on.
+// A process that takes the place of a worker begins with higher numbers than the process before it had.
+constexpr uint64_t kChangesOfProcess = uint64_t{1} << 44;
+constexpr uint64_t change_number(uint32_t term, uint64_t count) { return term * kChangesOfProcess + count; }
+
 // Of one worker in one chunk. Guarded by the chunk's mutex.
 struct WorkerRecord {
   // In rounds, or where staleness is bounded: how far it has come for the others.
@@ -68,6 +73,7 @@ struct WorkerRecord {
   uint64_t pushes;                 // that were counted
   uint64_t offset;                 // its n-th push belongs to round n + offset
   uint64_t term;                   // of asynchronous stores: of the process whose pushes are counted
+  uint64_t change;                 // the last change_number() that was carried out
   uint64_t passed;                 // others do not wait for its pushes of rounds up to this one
   uint32_t first_slot, last_slot;  // of what it has pushed for rounds that are open, in order
 };

@@ -58,6 +58,10 @@ constexpr const char* name_of(Said said) {
 }
 constexpr bool is_of_chunk(Said said) { return said >= Said::push && said <= Said::settle; }
 constexpr bool is_of_store(Said said) { return said < Said::push; }
+// Beside pushes, the requests that change a chunk.
+constexpr bool is_change(Said said) {
+  return said == Said::assign || said == Said::write_state || said == Said::write_updates;
+}
 
 // The fate of a push of a key at several servers (CutPush), as far as its worker knows. `unknown`: it will not know.
 enum class Verdict : uint32_t { open, applies, drops, unknown };
@@ -75,7 +79,7 @@ struct Head {
   uint32_t ranges = kAll;  // so many ElementRanges of the chunk begin the body, and it is about these
   int64_t number = 0;
   // Of a push of several chunks, or of a key at several servers: the same in all of its chunks, and more than in the
-  // pushes of the key before.
+  // pushes of the key before. Of a change: more than in all that this process has asked of the chunk before, from 1 on.
   uint64_t push = 0;
   uint32_t primary = kNotCut;  // of a key at several asynchronous servers: the one that decides
   Verdict verdict = Verdict::open;

@@ -311,6 +311,7 @@ void RemoteServer::add(RemoteFlightPtr flight) {
   if (flight->error || flight->legs() == 0) return finish(flight);
   stores_.insert(operation.store);
   if (operation.said <= Said::push_pull) begin_piece(operation);
+  if (is_change(operation.said)) flight->operation.push = ++changes_;
   Line& line = lines_[{operation.store, operation.part, operation.piece}];
   const int64_t place = -int64_t{operation.priority};
   line.place = line.waiting > 0 ? std::max(line.place, place) : place;
@@ -358,6 +359,7 @@ Head RemoteServer::head_of(const Request& request) const {
   // A push that the server has is not sent again: only its answer is missing.
   if (request.is_held && operation.said == Said::push_pull) head.said = Said::pull;
   if (operation.said <= Said::push_pull) head.number = std::max<int64_t>(0, head.number + request.shift);
+  if (is_change(operation.said)) head.push = operation.push;
   if (!request.flight->is_whole()) return head;
   head.push = operation.push;
   if (!operation.cut) return head;

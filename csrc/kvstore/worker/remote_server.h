@@ -66,9 +66,9 @@ struct RemoteOperation {
   std::shared_ptr<const ChunkRows> rows;  // null: all of the piece
   bool copies = false;                    // the values may change as soon as start() has returned
 
-  int64_t number = 0;            // of this worker's pushes of the key until now, with this one; of states: which array
-  uint64_t push = 0;             // of pushes: more than in those of the key before, see Head
-  std::shared_ptr<CutPush> cut;  // of a push of a key at several servers
+  int64_t number = 0;  // of this worker's pushes of the key until now, with this one; of states: which array
+  uint64_t push = 0;  // of pushes: more than in those of the key before, see Head; of changes the RemoteServer gives it
+  std::shared_ptr<CutPush> cut;       // of a push of a key at several servers
   bool is_counted_in_memory = false;  // the worker counts on from the memory that it shares with the server
   double lr = 0, wd = 0;
   int priority = 0;  // what is higher goes first
@@ -341,6 +341,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   size_t window_bytes_ = 0, unanswered_ = 0;  // of what it has not said that it has
   uint32_t next_id_ = 1;
   uint64_t orders_ = 0, transmissions_ = 0;
+  uint64_t changes_ = 0;                                         // of all chunks
   uint64_t answered_transmission_ = 0, asked_transmission_ = 0;  // the last ones; that of the question
   double heard_at_ = 0, looked_at_ = 0;
   uint64_t sent_bytes_ = 0, received_bytes_ = 0;  // over the connection, when it was looked at

@@ -43,7 +43,7 @@ from ringtrain.record.timeline_files import FIRST_SERVER, part_of_server
 
 # Chunks that are read at once: others change no more than these meanwhile.
 _CHUNKS = 64
-_FORMAT = b"ringtrain kvstore server 1"
+_FORMAT = b"ringtrain kvstore server 2"
 # The member with optimizers in Python, if any.
 _PYTHON = "python"
 # Instead of the age of a snapshot: the server continues with the memory of its predecessor, so nothing is lost.

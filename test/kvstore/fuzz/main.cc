@@ -321,6 +321,7 @@ class Trial {
     Head head = any_head(is_honest);
     Bytes body;
     if (is_of_store(head.said)) head.number = ++questions_;
+    if (is_change(head.said) && !one_in(5)) head.push = ++changes_;
     switch (head.said) {
       case Said::create:
         body = body_of_create(keys_, is_honest);
@@ -366,6 +367,7 @@ class Trial {
   int port_ = 0;
   uint32_t keys_ = 0;
   int64_t questions_ = 1000;
+  uint64_t changes_ = 1000;
   uint64_t messages_ = 0, connections_ = 0;
 };
 
