@@ -186,6 +186,12 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
         "    if (seq <= before)\n      outcome = Outcome::duplicate;\n    else if (seq != before + 1)",
         "    if (seq > before + 1)",
     ),
+    "a value that is assigned again undoes pushes": Patch(
+        _ACTOR, "change_number(term_, change) <= part_", "change_number(term_, change) < part_"
+    ),
+    "what the next process of a worker assigns is taken for what the one before has assigned": Patch(
+        "kvstore/store/records.h", "return term * kChangesOfProcess + count;", "return 0 * term + count;"
+    ),
     "rounds pass each worker that waits": Patch(
         _STORES, "if (!part.header().is_restored.load() && part.first_term(place) == 0) continue;", ""
     ),

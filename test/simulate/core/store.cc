@@ -12,8 +12,9 @@
 // push to an asynchronous store is in all chunks of a key at a server, or in none, unless that came back from a
 // snapshot; and at all servers of a key that is cut over several of them or at none, unless one of them died and lost
 // what the worker had sent, see may_be_at_some(). In a round each worker that was never lost has pushed once. Later
-// pushes of an expelled worker are in no value. Versions only grow. An error has a cause, and names only processes that
-// were disturbed. In the end every wait has ended.
+// pushes of an expelled worker are in no value. A worker may also assign a value, a power of four of its own, which
+// takes the pushes before it away, and none that begins once the value is at the server. Versions only grow. An error
+// has a cause, and names only processes that were disturbed. In the end every wait has ended.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -99,6 +100,7 @@ struct Draw {
   int workers = 2, servers = 1, threads = 1, client_threads = 1;
   bool is_synchronous = false;
   int64_t max_staleness = PartSpec::kNoBound;
+  bool assigns = false;             // worker 0, in the middle of its script, the keys that are at one server
   std::vector<bool> shares_memory;  // by rank: whether it is on the host that all such processes share
   std::vector<StoreKey> keys;
   std::vector<std::vector<Step>> scripts;  // by worker
@@ -113,6 +115,7 @@ class Drawing {
   explicit Drawing(uint64_t seed) : random_(seed), has_deaths_in_a_row_(Random(seed ^ kDeathsInARow).chance(1.0 / 12)) {
     draw_.outbox_bytes = Random(~seed).one_of(std::vector<size_t>{64 << 20, 400});
     draw_.client_threads = Random(seed ^ kClientThreads).chance(1.0 / 3) ? 2 : 1;
+    draw_.assigns = Random(seed ^ kAssigns).chance(1.0 / 6);
   }
 
   Draw draw() {
@@ -121,10 +124,17 @@ class Drawing {
     draw_scripts();
     has_deaths_in_a_row_ ? draw_deaths_in_a_row() : draw_faults();
     if (waits_for_others() && has_returning_worker()) push_all_keys_in_all_steps();
+    draw_.assigns = draw_.assigns && !draw_.is_synchronous;
+    if (draw_.assigns && !has_drops()) add(Fault::drop, 0);  // a value whose answer is lost comes again
     return std::move(draw_);
   }
 
  private:
+  bool has_drops() const {
+    const auto drops = [](const Fault& fault) { return fault.kind == Fault::drop; };
+    return std::any_of(draw_.faults.begin(), draw_.faults.end(), drops);
+  }
+
   void draw_world() {
     draw_.workers = random_.between(1, 3);
     draw_.servers = random_.between(1, 2);
@@ -288,7 +298,8 @@ class Drawing {
   }
 
   // With which no seed of kept.txt has another story.
-  static constexpr uint64_t kDeathsInARow = uint64_t{21} << 40, kClientThreads = uint64_t{146911} << 32;
+  static constexpr uint64_t kDeathsInARow = uint64_t{21} << 40, kClientThreads = uint64_t{146911} << 32,
+                            kAssigns = uint64_t{410504} << 36;
 
   Random random_;
   const bool has_deaths_in_a_row_;
@@ -303,6 +314,8 @@ struct Push {
   uint32_t key;
   double begun_at, acknowledged_at = kNever;
   bool has_failed = false;
+  bool assigns = false;            // its key, whose pushes before it are gone
+  std::set<size_t> assigned = {};  // what was assigned to the key, and there when this push began
 };
 
 // The content of a snapshot of one part.
@@ -811,6 +824,7 @@ class World {
     for (size_t i = 0; i < script.size(); ++i) {
       if (script[i].pause_s > 0) fibres_.pause(script[i].pause_s);
       if (i == refused_at) push_what_is_refused(self, script[i].keys.front());
+      if (draw_.assigns && self.number == 0 && i == script.size() / 2) assign(self);
       under_way.emplace_back();
       begin(self, script[i], under_way.back());
       if (!script[i].waits && i + 1 < script.size()) continue;
@@ -834,6 +848,67 @@ class World {
     if (error->kind() != ErrorKind::invalid) throw Error(*error);
   }
 
+  void assign(Process& self) {
+    for (const StoreKey& key : draw_.keys) {
+      if (key.pieces.size() > 1 || slots_[key.id].size() == kMostPushes) continue;
+      const size_t number = add_push(self, key.id);
+      pushes_[number].assigns = true;
+      say(self, "assigns " + key.name + " slot " + std::to_string(slots_[key.id].size() - 1));
+      self.waits_for = "an assignment";
+      std::vector<double> value(key.count, std::ldexp(1.0, 2 * static_cast<int>(slots_[key.id].size() - 1)));
+      const auto error =
+          error_of([&] { self.client->assign(0, {key.id}, {{value.data(), DType::float64, key.count}}); });
+      if (!error) {
+        pushes_[number].acknowledged_at = fibres_.now();
+        continue;
+      }
+      pushes_[number].has_failed = true;
+      self.kept.push_back(std::move(value));  // servers may still carry it out
+      throw Error(*error);
+    }
+  }
+
+  size_t add_push(const Process& self, uint32_t key) {
+    const size_t number = pushes_.size();
+    pushes_.push_back({self.rank, key, fibres_.now()});
+    pushes_.back().assigned = assigned_now(key);
+    slots_[key].push_back(number);
+    return number;
+  }
+
+  // Assignments that are in all chunks of a key at one server.
+  std::set<size_t> assigned_now(uint32_t key) {
+    std::set<size_t> found;
+    const std::vector<double> values = values_at(draw_.keys[key].pieces.front().server, key);
+    for (size_t slot = 0; slot < slots_[key].size(); ++slot) {
+      const auto has_it = [&](double value) { return (static_cast<uint64_t>(value) >> 2 * slot & 3) > 0; };
+      if (pushes_[slots_[key][slot]].assigns && std::all_of(values.begin(), values.end(), has_it))
+        found.insert(slots_[key][slot]);
+    }
+    return found;
+  }
+
+  // Of the first element of each chunk.
+  std::vector<double> values_at(int server, uint32_t key) {
+    std::vector<double> values;
+    Process& one = *of_place(false, server);
+    const PartTable::Place place = one.server ? one.server->stores().table()->find(0, key) : PartTable::Place();
+    if (!place.part) return values;
+    const Layout& layout = place.part->layout();
+    for (size_t chunk = layout.first_chunk(place.piece); chunk < layout.first_chunk(place.piece + 1); ++chunk)
+      values.push_back(*reinterpret_cast<const double*>(place.part->value(chunk)));
+    return values;
+  }
+
+  // Whether an assignment may have taken a push away: one of which the server did not have all when the push began.
+  bool may_be_gone(size_t number) const {
+    const Push& push = pushes_[number];
+    const auto takes_it = [&](size_t other) {
+      return other != number && pushes_[other].assigns && push.assigned.count(other) == 0;
+    };
+    return std::any_of(slots_[push.key].begin(), slots_[push.key].end(), takes_it);
+  }
+
   void begin(Process& self, const Step& step, UnderWay& one) {
     StoreClient& client = *self.client;
     std::vector<Pushed> pushed;
@@ -851,10 +926,9 @@ class World {
         one.values.emplace_back(key.count, std::ldexp(1.0, 2 * static_cast<int>(slots_[id].size())));
         pushed.push_back({{one.values.back().data(), DType::float64, key.count}, {1, 0}, {}});
         text += " k" + std::to_string(id) + " slot " + std::to_string(slots_[id].size());
-        slots_[id].push_back(pushes_.size());
-        one.pushes.push_back(pushes_.size());
-        one.acknowledged[id].push_back(pushes_.size());
-        pushes_.push_back({self.rank, id, fibres_.now()});
+        const size_t number = add_push(self, id);
+        one.pushes.push_back(number);
+        one.acknowledged[id].push_back(number);
       }
       if (pulls) {
         one.outs.emplace_back(key.count, -1.0);
@@ -1065,8 +1139,8 @@ class World {
         const size_t number = slots_[key.id][slot];
         const bool is_own =
             own != one.acknowledged.end() && std::count(own->second.begin(), own->second.end(), number) > 0;
-        if (is_own && digits[slot] == 0 && !pushes_[number].has_failed && !may_be_missing(pushes_[number], server) &&
-            !has_others_instead(key, digits, process(pushes_[number].rank)))
+        if (is_own && digits[slot] == 0 && !pushes_[number].has_failed && !may_be_gone(number) &&
+            !may_be_missing(pushes_[number], server) && !has_others_instead(key, digits, process(pushes_[number].rank)))
           story_.find(name_of_push(key.id, slot) + " is not in what its worker pulls");
       }
       if (draw_.is_synchronous) check_round(self, key, server, digits);
@@ -1136,14 +1210,9 @@ class World {
       for (const StoreKey::Piece& piece : key.pieces) {
         Process& one = *of_place(false, piece.server);
         if (!runs(one) || !one.server) continue;
-        const PartTable::Place place = one.server->stores().table()->find(0, key.id);
-        if (!place.part) continue;
-        const Layout& layout = place.part->layout();
-        std::vector<double> values;
-        for (size_t chunk = layout.first_chunk(place.piece); chunk < layout.first_chunk(place.piece + 1); ++chunk) {
-          values.push_back(*reinterpret_cast<const double*>(place.part->value(chunk)));
-          require_value(key, one, values.back());
-        }
+        const std::vector<double> values = values_at(piece.server, key.id);
+        for (const double value : values) require_value(key, one, value);
+        if (values.empty()) continue;
         if (!draw_.is_synchronous && !one.is_lost && !restored_.count(one.number)) require_whole(key, one, values);
       }
   }
@@ -1190,14 +1259,14 @@ class World {
     return false;
   }
 
-  // Each push is in all chunks of a key at a server, or in none.
+  // Each push is in all chunks of a key at a server, or in none. A value is assigned chunk by chunk.
   void require_whole(const StoreKey& key, const Process& server, const std::vector<double>& values) {
     const size_t pushes = slots_[key.id].size();
     const std::vector<int> first = digits_of(values.front(), pushes);
     for (const double value : values) {
       const std::vector<int> digits = digits_of(value, pushes);
       for (size_t slot = 0; slot < std::min(first.size(), digits.size()); ++slot)
-        if (first[slot] != digits[slot])
+        if (first[slot] != digits[slot] && !pushes_[slots_[key.id][slot]].assigns && !may_be_gone(slots_[key.id][slot]))
           story_.find(name_of_push(key.id, slot) + " is in some chunks of " + name_of(server) + " only");
     }
   }
@@ -1207,7 +1276,8 @@ class World {
     for (size_t slot = 0; slot < digits.size(); ++slot) {
       const Push& push = pushes_[slots_[key.id][slot]];
       const bool is_acknowledged = push.acknowledged_at < kNever;
-      if (is_acknowledged && digits[slot] == 0 && !may_be_missing(push, server.number) && !draw_.is_synchronous &&
+      if (is_acknowledged && digits[slot] == 0 && !may_be_gone(slots_[key.id][slot]) &&
+          !may_be_missing(push, server.number) && !draw_.is_synchronous &&
           !has_others_instead(key, digits, process(push.rank)))
         story_.find(name_of_push(key.id, slot) + " was acknowledged, and is lost");
     }
