@@ -41,6 +41,9 @@ class NewsSource {
   virtual double pause_s() const { return 0; }
   // How many seconds a thread that has waited for so long sleeps before it looks again.
   virtual double interval_s(double waited_s) const = 0;
+  // Called again and again while a wait lasts for long: asks others to show that they still answer. Returns whether
+  // there are any to ask.
+  virtual bool ask() { return false; }
   // The ranks that live and do not answer, for a message: "rank 3 (...) is stopped, by SIGSTOP or a debugger; ".
   virtual std::string who_is_stopped() const { return ""; }
 };
@@ -97,6 +100,13 @@ class Pace {
     noted_s_ = now;
     left_ -= static_cast<size_t>(came);
   }
+  // True once a second: a thread whose stream never pauses has to look around as well.
+  bool is_look_due() {
+    constexpr double kPause_s = 1;
+    if (noted_s_ - looked_s_ < kPause_s) return false;
+    looked_s_ = noted_s_;
+    return true;
+  }
   // 0 where they come fast, or too few are left.
   double until_several_s() const {
     constexpr double kSlow_s = 50e-6;
@@ -108,6 +118,7 @@ class Pace {
   size_t left_;
   double gap_s_ = 0;  // between two of them
   double noted_s_ = now_s();
+  double looked_s_ = noted_s_;
 };
 
 // How one thread waits; it learns from one wait to the next. Not shared between threads.
@@ -162,6 +173,7 @@ class Waiter {
         poll_patiently(has_come, watch, {begin, until_several_s / 8}, sleep);
     }
     pace.note(came);
+    if (watch && pace.is_look_due()) watch->check(0);
   }
 
   // Sleeps, from 20 us to 2 ms.

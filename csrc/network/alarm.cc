@@ -1,6 +1,9 @@
 #include "network/alarm.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
 
 namespace ringtrain {
 namespace {
@@ -9,15 +12,25 @@ constexpr double kMoment_s = 1;
 // In a job of more ranks, each tells only its neighbours.
 constexpr int kMostTold = 64;
 constexpr int kTag = 0;
-constexpr size_t kMostBytes = sizeof(ErrorKind) + sizeof(uint64_t) + kLongestErrorText;
+// The first byte of a message; only a failure has more.
+constexpr char kFailure = 'f', kQuestion = 'q', kAnswer = 'a';
+constexpr size_t kMostBytes = sizeof(kFailure) + sizeof(ErrorKind) + sizeof(uint64_t) + kLongestErrorText;
+
+// How many ranks one rank asks, and how often at most.
+constexpr size_t kMostAsked = 64;
+constexpr double kPause_s = 1;
+// After which a rank without an answer is named.
+constexpr double kSilence_s = 1;
+constexpr size_t kMostNamed = 3;
 
 Error heard(const Bytes& message, int sender) {
   try {
     Reader reader(message);
+    const auto first = reader.get<char>();
     ErrorKind kind = ErrorKind::none;
     reader.get_enum(kind, kLastErrorKind, "kind of error");
     const auto text = reader.get<std::string>();
-    if (kind == ErrorKind::none || text.empty()) throw failure("it says nothing");
+    if (first != kFailure || kind == ErrorKind::none || text.empty()) throw failure("it says nothing");
     return {kind, text};
   } catch (const Error& error) {
     return failure("rank " + std::to_string(sender) + " has failed, and its reason is invalid: " + error.what());
@@ -26,10 +39,16 @@ Error heard(const Bytes& message, int sender) {
 
 }  // namespace
 
+Alarm::Alarm(Endpoint all, std::vector<RankName> names)
+    : all_(std::move(all)), names_(std::move(names)), asked_since_(names_.size()) {
+  for (int distance = 1; distance < all_.size(); ++distance) to_ask_.push_back(all_.wrap(all_.rank() + distance));
+}
+
 void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
   if (has_heard_) return;
   has_heard_ = true;
   Writer writer;
+  writer.put(kFailure);
   writer.put(kind);
   writer.put(shortened(text));
   tell(writer.take());
@@ -38,17 +57,22 @@ void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
 // A rank that is known to be dead need not hear it, and keeps nobody else from hearing it.
 void Alarm::tell(const Bytes& message) noexcept {
   const auto post = [&](int rank) {
-    if (rank == all_.rank() || rank >= all_.size()) return;
-    try {
-      all_.post(rank, kTag, message.data(), message.size());
-    } catch (const Error&) {
-    }
+    if (rank != all_.rank() && rank < all_.size()) send(rank, message);
   };
   if (all_.size() <= kMostTold)
     for (int rank = 0; rank < all_.size(); ++rank) post(rank);
   else
     for (int bit = 1; bit < all_.size(); bit *= 2) post(all_.rank() ^ bit);
   all_.drain(kMoment_s);
+}
+
+bool Alarm::send(int rank, const Bytes& message) noexcept {
+  try {
+    all_.post(rank, kTag, message.data(), message.size());
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 // The pauses begin short and grow with the wait, since MPI moves on only when it is called.
@@ -58,13 +82,67 @@ double Alarm::interval_s(double waited_s) const {
 }
 
 void Alarm::listen() {
-  if (!all_.has_arrived_from_any(kTag)) return;
-  const int sender = all_.sender(kTag);
-  const auto message = all_.take(sender, kTag, kMostBytes, kMoment_s);
-  has_heard_ = true;
-  if (!message) throw Error(ErrorKind::peer_lost, "a rank has failed, and was gone before it could say why");
-  if (all_.size() > kMostTold) tell(*message);
-  throw heard(*message, sender);
+  while (all_.has_arrived_from_any(kTag)) {
+    const int sender = all_.sender(kTag);
+    const auto message = all_.take(sender, kTag, kMostBytes, kMoment_s);
+    has_heard_ |= !message;
+    if (!message) throw Error(ErrorKind::peer_lost, "a rank has failed, and was gone before it could say why");
+    hear(sender, *message);
+  }
+}
+
+void Alarm::hear(int sender, const Bytes& message) {
+  if (message.front() == kQuestion) {
+    send(sender, {kAnswer});
+  } else if (message.front() == kAnswer) {
+    asked_since_[static_cast<size_t>(sender)] = 0;
+  } else {
+    has_heard_ = true;
+    if (all_.size() > kMostTold) tell(message);
+    throw heard(message, sender);
+  }
+}
+
+bool Alarm::ask() {
+  const double now = now_s();
+  if (to_ask_.empty()) return false;
+  if (now < next_question_s_) return true;
+  next_question_s_ = now + kPause_s;
+  size_t asked = 0;
+  for (const int rank : to_ask_) {
+    if (!all_.is_connected_to(rank)) continue;
+    if (++asked > kMostAsked) break;
+    double& since = asked_since_[static_cast<size_t>(rank)];
+    if (since == 0 && send(rank, {kQuestion})) since = now;
+  }
+  return true;
+}
+
+std::string Alarm::who_is_stopped() const {
+  const double now = now_s();
+  std::string text;
+  size_t silent = 0;
+  double since = now;
+  for (const RankName& name : names_) {
+    const double asked = asked_since_[static_cast<size_t>(name.rank)];
+    if (asked == 0 || now - asked < kSilence_s) continue;
+    if (++silent <= kMostNamed) text += (silent == 1 ? "" : ", ") + to_string(name);
+    since = std::min(since, asked);
+  }
+  if (silent == 0) return "";
+  if (silent > kMostNamed) text += " and " + std::to_string(silent - kMostNamed) + " more";
+  const bool is_one = silent == 1;
+  return text + (is_one ? " has" : " have") + " not answered rank " + std::to_string(all_.rank()) + " for " +
+         std::to_string(static_cast<int>(now - since)) + " s: " +
+         (is_one ? "its process is stopped, by SIGSTOP or a debugger, or its host or network does not answer; "
+                 : "their processes are stopped, by SIGSTOP or a debugger, or their hosts or network do not answer; ");
+}
+
+void Alarm::leave_out(const std::vector<int>& ranks) {
+  for (const int rank : ranks) {
+    to_ask_.erase(std::remove(to_ask_.begin(), to_ask_.end(), rank), to_ask_.end());
+    asked_since_[static_cast<size_t>(rank)] = 0;
+  }
 }
 
 }  // namespace ringtrain

@@ -69,6 +69,9 @@ class Network {
   // what MPICH 5.0 over UCX sometimes never does.
   virtual int sender(const std::vector<int>& ranks, int tag);
 
+  // Whether a message to that rank needs no new connection.
+  virtual bool is_connected_to(int /*rank*/) const { return true; }
+
   // Whether it has ended. Where it has failed, its memory is kept for ever: parts of it may be under way.
   bool test(NetworkRequest& request);
 

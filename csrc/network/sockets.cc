@@ -135,6 +135,11 @@ class SocketNetwork final : public Network, Connector::Owner {
     throw failure("a message of any rank has arrived, but of none of them");
   }
 
+  bool is_connected_to(int rank) const override {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    return !peer.streams.empty() && !peer.is_lost && !peer.is_leaving;
+  }
+
   int descriptor() const override { return poller_.descriptor(); }
 
  private:

@@ -126,7 +126,7 @@ Fabric::Fabric(const World& world, const Options& options, Resources& resources)
     channel_ = std::make_unique<SelfChannel>();
     return;
   }
-  alarm_ = std::make_unique<Alarm>(Endpoint(*network_, all_ranks(world), world.rank, kAlarmTag, nullptr));
+  alarm_ = std::make_unique<Alarm>(Endpoint(*network_, all_ranks(world), world.rank, kAlarmTag, nullptr), world.names);
   watch_.listen_to(*alarm_);
   try {
     connect(world, options, resources);
@@ -175,6 +175,7 @@ void Fabric::make_node(const World& world, Channel& bootstrap) {
   // Nobody may miss the sign of life of a rank that is still on its way here.
   bootstrap.all_agree(true);
   watch_.listen_to(*node_);
+  alarm_->leave_out(placement.on_node(placement.own_node()));
 }
 
 // That of the generation before if all ranks still have it, in the same places.

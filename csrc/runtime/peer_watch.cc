@@ -12,6 +12,10 @@ namespace {
 constexpr double kLongestInterval_s = 0.02;
 // A wait that lasts for less is no reason to give up: the others work, if slowly.
 constexpr double kProgress_s = 1;
+// A rank that can name no stopped rank waits for so much longer, to hear the error of a rank that can.
+constexpr double kLetOthersSpeak_s = 1;
+
+double or_never(double limit_s) { return limit_s > 0 ? limit_s : std::numeric_limits<double>::infinity(); }
 
 }  // namespace
 
@@ -54,22 +58,36 @@ void PeerWatch::check_interrupt() {
   }
 }
 
-std::string PeerWatch::stall_text(double waited_s) const {
-  std::string text =
-      "waiting for other ranks in " + doing_ + " for " + std::to_string(static_cast<int>(waited_s)) + " s: ";
+std::string PeerWatch::who_is_stopped() const {
   std::string stopped;
   for (const Source& source : sources_) stopped += source.news->who_is_stopped();
-  text += stopped.empty() ? "some rank is stopped, or its host or network does not answer; " : stopped;
-  return text + pending_();
+  return stopped;
+}
+
+std::string PeerWatch::stall_text(double waited_s, const std::string& stopped) const {
+  return "waiting for other ranks in " + doing_ + " for " + std::to_string(static_cast<int>(waited_s)) + " s: " +
+         (stopped.empty()
+              ? "some rank is stopped or still in another operation, or its host or network does not answer; "
+              : stopped) +
+         pending_();
 }
 
 void PeerWatch::check(double waited_s) {
   look();
   check_interrupt();
   const bool is_too_late = waited_s > kProgress_s && now_s() > deadline_s_;
-  const bool is_over = is_too_late || (limits_.stall_shutdown_s > 0 && waited_s > limits_.stall_shutdown_s);
-  if (!is_over && (has_warned_ || waited_s < limits_.stall_warning_s)) return;
-  const std::string text = stall_text(waited_s);
+  const double shutdown_s = or_never(limits_.stall_shutdown_s);
+  const double warning_s = or_never(has_warned_ ? 0 : limits_.stall_warning_s);
+  const double next_s = std::min(warning_s, shutdown_s);
+  bool has_asked = false;
+  if (waited_s > next_s / 2)
+    for (const Source& source : sources_) has_asked |= source.news->ask();
+  if (!is_too_late && waited_s < next_s) return;
+  const std::string stopped = who_is_stopped();
+  const double overdue_s = waited_s - (has_asked && stopped.empty() ? kLetOthersSpeak_s : 0);
+  const bool is_over = is_too_late || overdue_s > shutdown_s;
+  if (!is_over && overdue_s < warning_s) return;
+  const std::string text = stall_text(waited_s, stopped);
   if (is_over) throw Error(ErrorKind::stalled, text);
   warn(text);
   has_warned_ = true;

@@ -76,7 +76,8 @@ class PeerWatch final : public Watch {
   };
 
   void check_interrupt();
-  std::string stall_text(double waited_s) const;
+  std::string who_is_stopped() const;
+  std::string stall_text(double waited_s, const std::string& stopped) const;
 
   const OwnFailure& own_failure_;
   Limits limits_;

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness.compiling import DoubleUnavailable, run_compiler
 from harness.faults import describe, processes_of, require_clean_end, require_error, run, start, victim
@@ -23,6 +24,7 @@ from ringtrain import _core
 
 LATE = Path(__file__).resolve().parent / "late" / "late.cc"
 GONE = "is gone: its process was killed or exited early"
+SILENT = r" has not answered rank \d for \d s: its process is stopped"
 RING = {"allreduce_algorithm": "ring"}
 SHORT_STALL = {"stall_warning_time_s": 0.3, "stall_shutdown_time_s": 1}
 BY_SOCKETS = {"network": "sockets", "shared_memory": "off"}
@@ -79,7 +81,61 @@ def test_a_rank_is_killed_while_small_values_travel_between_sockets(phase):
 
 def test_a_rank_is_stopped_while_small_values_travel_between_sockets():
     outcome = run(stop(rank=1).during("call"), **BY_SOCKETS, **SHORT_STALL)
-    require_error(outcome, hvd.StalledError, "some rank is stopped", limit_s=3)
+    require_error(outcome, hvd.StalledError, victim(outcome) + SILENT, limit_s=3.5)
+    require_clean_end(outcome)
+
+
+@pytest.mark.parametrize("network", ["sockets", "mpi"])
+@pytest.mark.parametrize("phase", ["idle", pytest.param("negotiate", marks=pytest.mark.slow), "reduce"])
+def test_a_stopped_rank_is_named_by_ranks_that_share_no_memory(phase, network):
+    outcome = run(stop(rank=2).during(phase), 4, network=network, shared_memory="off", **SHORT_STALL)
+    require_error(outcome, hvd.StalledError, victim(outcome) + SILENT, limit_s=3.5)
+    require_clean_end(outcome)
+
+
+PAUSED = """
+import os, signal, threading
+import numpy as np
+import ringtrain as hvd
+
+hvd.init(network="sockets", shared_memory="off", stall_warning_time_s=1.5)
+pids = hvd.allgather_object(os.getpid())
+for _ in range(2):
+    if hvd.rank() == 0:
+        threading.Timer(3.5, os.kill, (pids[2], signal.SIGCONT)).start()
+        os.kill(pids[2], signal.SIGSTOP)
+    assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [4, 4, 4]
+"""
+
+
+def test_a_rank_is_named_each_time_it_stops_and_others_never(tmp_path):
+    job = start(PAUSED, 4, tmp_path)
+    output = job.communicate(timeout=60)[0]
+    assert job.returncode == 0, output
+    named = re.findall(r"rank (\d+) \(host [\w-]+, pid \d+\) has not answered rank (\d+) for 1 s", output)
+    assert named.count(("2", "0")) == 2, output
+    assert {rank for rank, _ in named} == {"2"}, output
+
+
+@pytest.mark.ranks(3, hosts=(1, 1, 1), rate="100mbit", isolated=True, timeout=60)
+def test_ranks_in_a_long_operation_answer_another_rank():
+    """Eight seconds of a stream that never pauses, while rank 0 waits for the next negotiation."""
+    hvd.init(stall_shutdown_time_s=2.5)
+    pair = hvd.add_process_set([1, 2])
+    hvd.barrier()
+    begin = time.monotonic()
+    with pytest.raises(hvd.StalledError, match="some rank is stopped or still in another operation"):
+        if hvd.rank() > 0:
+            hvd.allreduce(np.ones(25_000_000, np.float32), process_set=pair)
+        hvd.barrier()
+    assert time.monotonic() - begin < 7
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_stopped_rank_is_named_on_all_hosts(rank):
+    """Ranks of its own host read in /proc that it is stopped; another host only finds that it does not answer."""
+    outcome = run(stop(rank).during("reduce"), hosts=(2, 2), **SHORT_STALL)
+    require_error(outcome, hvd.StalledError, f"{victim(outcome)}({SILENT}| is stopped)", limit_s=5)
     require_clean_end(outcome)
 
 

@@ -101,7 +101,7 @@ void one_connection(Draw& draw, Counts& counts) {
   const Job job(2, 1 + static_cast<int>(draw.below(2)), 5);
   const auto network = job.open(0);
   Descriptor unused(job.description(1).listeners.front());
-  Alarm alarm(Endpoint(*network, {0, 1}, 0, kAlarmTag, nullptr));
+  Alarm alarm(Endpoint(*network, {0, 1}, 0, kAlarmTag, nullptr), job.names());
   std::vector<NetworkRequest> requests;
   try {
     Liar liar(job, *network, draw);
