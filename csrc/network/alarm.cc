@@ -92,9 +92,10 @@ void Alarm::listen() {
 }
 
 void Alarm::hear(int sender, const Bytes& message) {
-  if (message.front() == kQuestion) {
+  const char first = message.empty() ? kFailure : message.front();
+  if (first == kQuestion) {
     send(sender, {kAnswer});
-  } else if (message.front() == kAnswer) {
+  } else if (first == kAnswer) {
     asked_since_[static_cast<size_t>(sender)] = 0;
   } else {
     has_heard_ = true;

@@ -54,6 +54,8 @@ class Liar {
     Bytes bytes(sizeof(header) + std::min<uint64_t>(header.bytes, 6000));
     std::memcpy(bytes.data(), &header, sizeof(header));
     for (size_t i = sizeof(header); i < bytes.size(); i += 7) bytes[i] = static_cast<char>(draw_.any());
+    // Questions, answers and failures, as the alarm sends them.
+    if (header.tag == kAlarmTag && bytes.size() > sizeof(header)) bytes[sizeof(header)] = "qaf"[draw_.below(3)];
     if (draw_.one_in(30)) bytes.resize(draw_.below(bytes.size()));
     send(bytes);
   }
