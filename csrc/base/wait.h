@@ -43,9 +43,9 @@ class NewsSource {
   virtual double interval_s(double waited_s) const = 0;
   // Called again and again while a wait lasts for long: asks others to show that they still answer. Returns whether
   // there are any to ask.
-  virtual bool ask() { return false; }
+  virtual bool ask(double /*waited_s*/) { return false; }
   // The ranks that live and do not answer, for a message: "rank 3 (...) is stopped, by SIGSTOP or a debugger; ".
-  virtual std::string who_is_stopped() const { return ""; }
+  virtual std::string who_is_stopped(double /*waited_s*/) const { return ""; }
 };
 
 // A sequence counter in memory that threads, also of several processes, wait on. One writer, or fetch_add.

@@ -56,7 +56,7 @@ void Node::listen() {
   }
 }
 
-std::string Node::who_is_stopped() const {
+std::string Node::who_is_stopped(double) const {
   std::string text;
   for (const RankName& name : members_)
     if (is_stopped(name.pid)) text += to_string(name) + " is stopped, by SIGSTOP or a debugger; ";

@@ -42,7 +42,7 @@ class Node final : public NewsSource {
   void listen() override;
   double pause_s() const override { return kRollCall_s; }
   double interval_s(double) const override { return kRollCall_s; }
-  std::string who_is_stopped() const override;
+  std::string who_is_stopped(double waited_s) const override;
 
   void unlink() { segment_.unlink(); }
 

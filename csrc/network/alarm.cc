@@ -104,7 +104,7 @@ void Alarm::hear(int sender, const Bytes& message) {
   }
 }
 
-bool Alarm::ask() {
+bool Alarm::ask(double waited_s) {
   const double now = now_s();
   if (to_ask_.empty()) return false;
   if (now < next_question_s_) return true;
@@ -114,19 +114,19 @@ bool Alarm::ask() {
     if (!all_.is_connected_to(rank)) continue;
     if (++asked > kMostAsked) break;
     double& since = asked_since_[static_cast<size_t>(rank)];
-    if (since == 0 && send(rank, {kQuestion})) since = now;
+    if (since <= now - waited_s && send(rank, {kQuestion})) since = now;
   }
   return true;
 }
 
-std::string Alarm::who_is_stopped() const {
+std::string Alarm::who_is_stopped(double waited_s) const {
   const double now = now_s();
   std::string text;
   size_t silent = 0;
   double since = now;
   for (const RankName& name : names_) {
     const double asked = asked_since_[static_cast<size_t>(name.rank)];
-    if (asked == 0 || now - asked < kSilence_s) continue;
+    if (asked <= now - waited_s || now - asked < kSilence_s) continue;
     if (++silent <= kMostNamed) text += (silent == 1 ? "" : ", ") + to_string(name);
     since = std::min(since, asked);
   }

@@ -36,9 +36,10 @@ class Alarm final : public NewsSource {
   // Asks ranks that have answered the question before, at most once a second, and only where there is a connection: a
   // new one to a stopped rank would fail and end the job before its deadline. A rank that waits for another one has a
   // connection to it.
-  bool ask() override;
-  // Names the ranks that have not answered for a second.
-  std::string who_is_stopped() const override;
+  bool ask(double waited_s) override;
+  // Names the ranks that have not answered for a second. Questions of an earlier wait do not count, as its end may have
+  // come before their answers.
+  std::string who_is_stopped(double waited_s) const override;
   // Asks these ranks no more: their signs of life tell more.
   void leave_out(const std::vector<int>& ranks);
 

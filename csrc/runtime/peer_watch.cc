@@ -58,9 +58,9 @@ void PeerWatch::check_interrupt() {
   }
 }
 
-std::string PeerWatch::who_is_stopped() const {
+std::string PeerWatch::who_is_stopped(double waited_s) const {
   std::string stopped;
-  for (const Source& source : sources_) stopped += source.news->who_is_stopped();
+  for (const Source& source : sources_) stopped += source.news->who_is_stopped(waited_s);
   return stopped;
 }
 
@@ -81,9 +81,9 @@ void PeerWatch::check(double waited_s) {
   const double next_s = std::min(warning_s, shutdown_s);
   bool has_asked = false;
   if (waited_s > next_s / 2)
-    for (const Source& source : sources_) has_asked |= source.news->ask();
+    for (const Source& source : sources_) has_asked |= source.news->ask(waited_s);
   if (!is_too_late && waited_s < next_s) return;
-  const std::string stopped = who_is_stopped();
+  const std::string stopped = who_is_stopped(waited_s);
   const double overdue_s = waited_s - (has_asked && stopped.empty() ? kLetOthersSpeak_s : 0);
   const bool is_over = is_too_late || overdue_s > shutdown_s;
   if (!is_over && overdue_s < warning_s) return;

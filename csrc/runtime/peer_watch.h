@@ -76,7 +76,7 @@ class PeerWatch final : public Watch {
   };
 
   void check_interrupt();
-  std::string who_is_stopped() const;
+  std::string who_is_stopped(double waited_s) const;
   std::string stall_text(double waited_s, const std::string& stopped) const;
 
   const OwnFailure& own_failure_;

@@ -102,7 +102,7 @@ hvd.init(network="sockets", shared_memory="off", stall_warning_time_s=1.5)
 pids = hvd.allgather_object(os.getpid())
 for _ in range(2):
     if hvd.rank() == 0:
-        threading.Timer(3.5, os.kill, (pids[2], signal.SIGCONT)).start()
+        threading.Timer(5, os.kill, (pids[2], signal.SIGCONT)).start()
         os.kill(pids[2], signal.SIGSTOP)
     assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [4, 4, 4]
 """
@@ -112,7 +112,8 @@ def test_a_rank_is_named_each_time_it_stops_and_others_never(tmp_path):
     job = start(PAUSED, 4, tmp_path)
     output = job.communicate(timeout=60)[0]
     assert job.returncode == 0, output
-    named = re.findall(r"rank (\d+) \(host [\w-]+, pid \d+\) has not answered rank (\d+) for 1 s", output)
+    # Not from the time of a question of the stop before, which is 5 s or more.
+    named = re.findall(r"rank (\d+) \(host [\w-]+, pid \d+\) has not answered rank (\d+) for [1-4] s", output)
     assert named.count(("2", "0")) == 2, output
     assert {rank for rank, _ in named} == {"2"}, output
 
