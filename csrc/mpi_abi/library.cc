@@ -38,9 +38,8 @@ extern "C" {
   EXPORTED void name() {                                                                             \
     refuse("a program calls " #name ", but ringtrain only carries XLA's collectives: it is no MPI"); \
   }
+#define HANDLE(name) CONSTANT(name, __COUNTER__ + 1)
 #include "mpi_abi/names.h"
-#undef CONSTANT
-#undef FUNCTION
 }
 
 namespace ringtrain::mpi_abi {
