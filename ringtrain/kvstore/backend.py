@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ringtrain.kvstore.entries import Entries, Entry, Key, Kind
 from ringtrain.kvstore.gradient_compression import GradientCompression
 from ringtrain.kvstore.row_sparse import Array, RowSparse, sum_of
 from ringtrain.kvstore.state_files import Arrays
+from ringtrain.kvstore.update_rules import Rates
 from ringtrain.kvstore.updaters import LocalUpdater, Updater
 from ringtrain.ops.objects import allgather_object, broadcast_object
 
@@ -97,21 +98,39 @@ class Backend:
         """Updates values with one of both from now on, on all workers alike; all own pushes are done."""
         self.updater, self.function = updater, function
 
-    def _apply(self, entry: Entry, total: Any) -> bool:
-        """Updates the value of a key with a sum, or overwrites it. Returns whether `total` has become the value."""
+    def _begin_update(self, entry: Entry) -> Rates | None:
+        """Reads what the update by a sum depends on: when it is pushed, so that all workers read the same."""
+        if not self._updates():
+            return None
+        stored = entry.value()
+        if not isinstance(self.updater, LocalUpdater):
+            return None
+        with adapter_for(stored).at_device_of(stored):
+            return self.updater.begin(entry.name, stored)
+
+    def _apply(self, entry: Entry, total: Any, rates: Rates | None) -> bool:
+        """Updates the value of a key with a sum, or overwrites it. Returns whether `total` has become the value.
+
+        Args:
+            rates: from `_begin_update`.
+        """
         if not self._updates():
             return self._assign(entry, total)
         stored = entry.value()
         gradient = places.like(total, stored)
         with adapter_for(stored).at_device_of(stored):
-            if isinstance(self.updater, LocalUpdater):
-                self.updater(entry.name, gradient, stored)
+            if isinstance(self.updater, LocalUpdater) and rates is not None:
+                self.updater.end(entry.name, gradient, stored, rates)
             elif self.function is not None:
                 self.function(entry.key, gradient, stored)
         return False
 
     def _updates(self) -> bool:
         return self.updater is not None or self.function is not None
+
+    def _calls_script(self) -> bool:
+        """Returns whether this worker updates with Python of the script, which may read anything: it runs in `push`."""
+        return self.function is not None or (self.updater is not None and not self.updater.is_built_in)
 
     def _assign(self, entry: Entry, total: Any) -> bool:
         places.copy_into(entry.stored, total)
@@ -238,7 +257,8 @@ class LocalBackend(Backend):
             values = [self.compression.rounded(one, entry.residuals, place) for place, one in enumerate(values)]
         if not self.kind.on_device:
             values = [places.in_host_memory(one) for one in values]
-        self._apply(entry, values[0] if len(values) == 1 else places.sum_of(values, entry.stored))
+        rates = self._begin_update(entry)
+        self._apply(entry, values[0] if len(values) == 1 else places.sum_of(values, entry.stored), rates)
 
 
 def require_same(call: str, given: Mapping[int, Mapping[str, Any]]) -> None:
@@ -256,6 +276,18 @@ def require_same(call: str, given: Mapping[int, Mapping[str, Any]]) -> None:
                     f"{call}: rank {first_rank} has {name}={first.get(name)!r}, rank {rank} has "
                     f"{name}={other.get(name)!r}; give all workers the same"
                 )
+
+
+def each(arguments: Iterable[tuple[Any, ...]], call: Callable[..., object]) -> None:
+    """Makes all calls. Raises the first error after the last of them."""
+    first_error = None
+    for given in arguments:
+        try:
+            call(*given)
+        except Exception as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
 
 
 def _part(arrays: Arrays, prefix: str) -> Arrays:
@@ -339,23 +371,28 @@ class CollectiveBackend(Backend):
 
     def _settle(self) -> None:
         """Waits for the values that init has begun to send: its order may differ between ranks."""
+        if not self._beginning:
+            return
         beginning, self._beginning = self._beginning, []
-        first_error = None
-        for entry, handle, is_new in beginning:
-            try:
-                handle.wait()
-            except Exception as error:
-                first_error = first_error or error
-                if is_new:
-                    self.entries.pop(entry.key, None)
-        if first_error is not None:
-            raise first_error
+        each(beginning, self._settle_one)
+
+    def _settle_one(self, entry: Entry, handle: Handle[Any], is_new: bool) -> None:
+        try:
+            handle.wait()
+        except Exception:
+            if is_new:
+                self.entries.pop(entry.key, None)
+            raise
 
     def push(self, groups: Groups, priority: int, copies: bool) -> list[Pending[Any]]:
-        return [self._push(entry, values, priority, copies) for entry, values in groups]
+        handles: list[Pending[Any]] = [self._push(entry, values, priority, copies) for entry, values in groups]
+        if self._calls_script():
+            each(groups, lambda entry, _: self.finish(entry))
+        return handles
 
     def _push(self, entry: Entry, values: list[Any], priority: int, copies: bool) -> Handle[Any]:
         self._finish_what_is_done(entry)
+        rates = self._begin_update(entry)
         total, is_own = self._total(entry, values)
         if self.compression is None:
             target = total if is_own else self._memory_for(entry, total)
@@ -365,7 +402,7 @@ class CollectiveBackend(Backend):
             handle = self._submit(self._operation(OpKind.ALLREDUCE, entry), total, target, priority)
         else:
             handle, target = self._push_compressed(entry, total, priority)
-        entry.rounds.append((handle, target))
+        entry.rounds.append((handle, target, rates))
         return handle
 
     def _push_compressed(self, entry: Entry, total: Any, priority: int) -> tuple[Handle[Any], Any]:
@@ -401,14 +438,8 @@ class CollectiveBackend(Backend):
     def pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
         self._settle()
         waiting = [self._start_pushpull(*group, priority) for group in groups]
-        first_error = None
-        for (entry, _, outs), handle in zip(groups, waiting, strict=True):
-            try:
-                self._finish_pushpull(entry, outs, handle)
-            except Exception as error:
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
+        started = zip(groups, waiting, strict=True)
+        each(started, lambda group, handle: self._finish_pushpull(group[0], group[2], handle))
 
     def _start_pushpull(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
         """Returns the Handle of an allreduce from the value to its target; None if it pushes in another way."""
@@ -456,13 +487,13 @@ class CollectiveBackend(Backend):
             self._finish_one(entry)
 
     def _finish_one(self, entry: Entry) -> None:
-        handle, total = entry.rounds.popleft()
+        handle, total, rates = entry.rounds.popleft()
         handle.wait()
         if self.compression is not None:
             total = places.cast(total, "float32")
         if entry.stored is None and not self._updates():
             entry.stored = places.cast(total, entry.dtype_name)
-        elif not self._apply(entry, total) and total.nbytes == entry.value().nbytes:
+        elif not self._apply(entry, total, rates) and total.nbytes == entry.value().nbytes:
             entry.free = total
 
     def _assign(self, entry: Entry, total: Any) -> bool:

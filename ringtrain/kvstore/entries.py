@@ -14,6 +14,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.engine.handles import Handle
 from ringtrain.kvstore import places
 from ringtrain.kvstore.gradient_compression import Residuals
+from ringtrain.kvstore.update_rules import Rates
 
 Key = int | str
 # The values of each key, in the order of the first use of the keys.
@@ -117,7 +118,8 @@ class Entry:
         self.dtype = stored.dtype  # of the library; quicker to compare
         self.stored: Any = stored  # None after pushpull has given it away
         self.free: Any = None  # unused memory of the size of the value
-        self.rounds: deque[tuple[Handle[Any], Any]] = deque()  # pending pushes, and their sums
+        # Pending pushes, their sums, and the rates of the updates by these.
+        self.rounds: deque[tuple[Handle[Any], Any, Rates | None]] = deque()
         self.residuals: Residuals = {}
 
     def value(self) -> Any:

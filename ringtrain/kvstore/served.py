@@ -16,7 +16,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.engine.handles import Pending, report_failure
 from ringtrain.errors import PeerLostError, StalledError
 from ringtrain.kvstore import places
-from ringtrain.kvstore.backend import Backend, Function, Groups, require_same
+from ringtrain.kvstore.backend import Backend, Function, Groups, each, require_same
 from ringtrain.kvstore.entries import Entry, Key, Kind, ServedEntry
 from ringtrain.kvstore.row_sparse import Array, RowSparse, sum_of as sparse_sum
 from ringtrain.kvstore.servers.keys import KeyTable
@@ -133,7 +133,7 @@ class ServedBackend(Backend):
             self.finish(entry)
             entry.version = self._keys.replace(entry.name, entry.id, array, entry.version)
         for key in arrays:
-            if self._replicates():
+            if self._calls_script():
                 self._renew(self._served(key))
 
     def push(self, groups: Groups, priority: int, copies: bool) -> list[Pending[Any]]:
@@ -143,10 +143,13 @@ class ServedBackend(Backend):
         with KeepsArrays(self._client, totals):
             core = self._client.push(self._number, ids, views, rates, priority, copies, *self._codes())
         self._worker.counts.pushed(totals)
-        return [self._keep(entries, self._handle(core, None if copies else totals))]
+        request = self._keep(entries, self._handle(core, None if copies else totals))
+        if self._calls_script():
+            each(groups, lambda entry, _: self.finish(entry))
+        return [request]
 
     def pull(self, groups: Groups, priority: int) -> None:
-        if self._replicates():
+        if self._calls_script():
             super().pull(groups, priority)
             return
         entries = [self._served(entry.key) for entry, _ in groups]
@@ -161,7 +164,7 @@ class ServedBackend(Backend):
     def pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
         given: Groups = [(entry, values) for entry, values, _ in groups]
         wanted: Groups = [(entry, outs) for entry, _, outs in groups]
-        if self._replicates():
+        if self._calls_script():
             self.push(given, priority, copies=False)
             self.pull(wanted, priority)
             return
@@ -182,8 +185,8 @@ class ServedBackend(Backend):
         request, served.request = served.request, None
         if request is None:
             return
-        if self._replicates():
-            self._apply(served, self._sum_of(served))
+        if self._calls_script():
+            self._apply(served, self._sum_of(served), self._begin_update(served))
         request.wait()
         if self.kind.is_asynchronous and isinstance(self.updater, SentUpdater):
             # the server has the gradient, but its Python may not have applied it
@@ -192,7 +195,7 @@ class ServedBackend(Backend):
     # ------------------------------------------------------------------------------------------------------- rows
 
     def push_rows(self, entry: Entry, values: Sequence[RowSparse], priority: int) -> list[Pending[Any]]:
-        if self._replicates():
+        if self._calls_script():
             return super().push_rows(entry, values, priority)
         self._require_updates()
         served = self._served(entry.key)
@@ -205,7 +208,7 @@ class ServedBackend(Backend):
         return [self._keep([served], self._handle(core, total))]
 
     def pull_rows(self, entry: Entry, numbers: Array, priority: int) -> Array:
-        if self._replicates():
+        if self._calls_script():
             return super().pull_rows(entry, numbers, priority)
         served = self._served(entry.key)
         rows = np.empty((numbers.size, *served.shape[1:]), served.dtype_of_numpy)
@@ -229,9 +232,6 @@ class ServedBackend(Backend):
         """Returns what this worker pushes of each key: the sum of its values, in the host's memory."""
         self._require_updates()
         entries = [self._served(entry.key) for entry, _ in groups]
-        if self._replicates():
-            for entry in entries:
-                self.finish(entry)  # each sum is an update of its own
         totals = []
         for entry, (_, values) in zip(entries, groups, strict=True):
             here = values if self.kind.on_device else [places.in_host_memory(one) for one in values]
@@ -293,10 +293,6 @@ class ServedBackend(Backend):
 
     # --------------------------------------------------------------------------------------------------- updates
 
-    def _replicates(self) -> bool:
-        """Whether every worker updates its own copy of a value with the sums, all in the same way."""
-        return self.function is not None or (self.updater is not None and not self.updater.is_built_in)
-
     def _renew(self, entry: ServedEntry) -> None:
         """Copies the value of the servers, which hold sums instead from then on."""
         entry.replica = None
@@ -308,7 +304,7 @@ class ServedBackend(Backend):
         return total
 
     def use(self, updater: LocalUpdater | None, function: Function | None) -> None:
-        replicated = self._replicates()
+        replicated = self._calls_script()
         is_built_in = isinstance(updater, BuiltInUpdater)
         is_sent = not is_built_in and self._worker.runs_python()
         if self.kind.is_asynchronous and not is_built_in and not is_sent:
@@ -404,7 +400,7 @@ class ServedBackend(Backend):
 
     def load(self, fname: str) -> None:
         self._on_rank_0("load", lambda: super(ServedBackend, self).load(fname))
-        for entry in self.all_entries() if self._replicates() else ():
+        for entry in self.all_entries() if self._calls_script() else ():
             self._renew(entry)
 
     def load_states(self, updater: Updater, fname: str) -> None:

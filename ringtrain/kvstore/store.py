@@ -316,7 +316,9 @@ class KVStore(KVStoreBase):
     def set_updater(self, updater: Callable[[Key, Any, Any], object]) -> None:
         """Have `updater(key, sum, stored)` called for each sum that is pushed: it writes into `stored`.
 
-        In a distributed store it runs on every rank, on equal sums, when the key is pulled or pushed again.
+        In a distributed store `push` waits for the sums of all workers and calls it on every rank, so that what it
+        reads is the same everywhere; all workers push the same keys in the same order. With servers and
+        kv_python_updaters=on it runs there instead.
         """
         self._backend.require_usable()
         self._require_can_update()

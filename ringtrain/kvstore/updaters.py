@@ -14,13 +14,14 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.kvstore import update_rules
 from ringtrain.kvstore.entries import ServedEntry
 from ringtrain.kvstore.state_files import Arrays, parts_of
-from ringtrain.kvstore.update_rules import Recipe
+from ringtrain.kvstore.update_rules import Rates, Recipe
 from ringtrain.optim import namespace_of
 
 _WEIGHTS = ("float16", "bfloat16", "float32", "float64")
 # Rounding a weight after each update would lose small updates, so a master in float32 is kept beside it.
 _MASTER = {"float16": "float32", "bfloat16": "float32"}
 _NUM_UPDATE, _MASTER_NAME = "num_update", "master"
+_OF_THE_OBJECT = Rates(0, 0.0, 0.0)  # an object of the script reads its own numbers
 
 
 def updater_for(optimizer: Any, numbers: Mapping[str, Any] | None = None) -> LocalUpdater:
@@ -98,7 +99,11 @@ class Updater(ABC):
 
 
 class LocalUpdater(Updater):
-    """Updates the value of a key in place with a gradient, on this worker."""
+    """Updates the value of a key in place with a gradient, on this worker.
+
+    `begin` reads what may change between updates, `end` updates. A store begins an update when the gradient is pushed,
+    which is the same place of the script on all workers, and ends it when it has the sum.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[str, _Key] = {}
@@ -106,26 +111,41 @@ class LocalUpdater(Updater):
         self._loaded: dict[str, Arrays] = {}
 
     def __call__(self, key: str, grad: Any, stored: Any) -> None:
-        """Update `stored` in place. Weights of 16 bits have a float32 master, of which they are the rounded copy.
+        """Updates `stored` in place, as `begin` and `end`."""
+        if tuple(grad.shape) != tuple(stored.shape):
+            raise ValueError(f'key "{key}" has shape {tuple(stored.shape)}, but its gradient {tuple(grad.shape)}')
+        self.end(key, grad, stored, self.begin(key, stored))
+
+    def begin(self, key: str, stored: Any) -> Rates:
+        """Returns the numbers of the next update of a key.
 
         Args:
-            grad: of the library, device and shape of `stored`, and not changed.
             stored: floating-point.
 
         Raises:
             TypeError: the key has no floating-point values.
-            ValueError: another shape, or a loaded state that does not fit the key.
+            ValueError: a loaded state does not fit the key.
         """
-        if tuple(grad.shape) != tuple(stored.shape):
-            raise ValueError(f'key "{key}" has shape {tuple(stored.shape)}, but its gradient {tuple(grad.shape)}')
-        kept = self._keys.get(key) or self._begin(key, stored)
+        kept = self._keys.get(key) or self._create(key, stored)
+        rates = self.rates(key, kept.num_update + 1)
+        kept.num_update += 1
+        return rates
+
+    def end(self, key: str, grad: Any, stored: Any, rates: Rates) -> None:
+        """Updates `stored` in place. Weights of 16 bits have a float32 master, of which they are the rounded copy.
+
+        Args:
+            grad: of the library, device and shape of `stored`, and not changed.
+            stored: as `begin` had it.
+            rates: from `begin`.
+        """
+        kept = self._keys[key]
         adapter = adapter_for(stored)
         weight = stored if kept.master is None else kept.master
         dtype = adapter.dtype_name(weight)
         if adapter_for(grad).dtype_name(grad) != dtype:
             grad = adapter_for(grad).cast(grad, dtype)
-        kept.num_update += 1
-        self._update(key, weight, grad, kept)
+        self._update(key, weight, grad, kept, rates)
         if kept.master is not None:
             adapter.assign(stored, kept.master)
         adapter.note_change(stored)
@@ -157,7 +177,7 @@ class LocalUpdater(Updater):
             self._require_own(key, arrays)
         self._keys, self._loaded = {}, by_key
 
-    def _begin(self, key: str, stored: Any) -> _Key:
+    def _create(self, key: str, stored: Any) -> _Key:
         adapter = adapter_for(stored)
         dtype = adapter.dtype_name(stored)
         if dtype not in _WEIGHTS:
@@ -183,8 +203,12 @@ class LocalUpdater(Updater):
         """Returns a new state of the optimizer for a key."""
 
     @abstractmethod
-    def _update(self, key: str, weight: Any, grad: Any, kept: _Key) -> None:
-        """Updates a weight. Weight and grad have one dtype; `kept.num_update` includes this update."""
+    def rates(self, key: str, num_update: int) -> Rates:
+        """Returns the rates of an update of a key, its `num_update`-th, and counts it for a schedule."""
+
+    @abstractmethod
+    def _update(self, key: str, weight: Any, grad: Any, kept: _Key, rates: Rates) -> None:
+        """Updates a weight. Weight and grad have one dtype."""
 
 
 def _fill(key: str, kept: _Key, loaded: Arrays) -> None:
@@ -263,10 +287,12 @@ class BuiltInUpdater(LocalUpdater):
         plain = adapter_for(weight).prepare(weight)
         return {name: namespace_of(plain).zeros_like(plain) for name in self._rule.state_names}
 
-    def _update(self, key: str, weight: Any, grad: Any, kept: _Key) -> None:
-        self._most_updates = max(self._most_updates, kept.num_update)
+    def rates(self, key: str, num_update: int) -> Rates:
+        self._most_updates = max(self._most_updates, num_update)
         recipe = self._recipe
-        rates = update_rules.Rates(kept.num_update, recipe.lr_of(key, self._most_updates), recipe.wd_of(key))
+        return Rates(num_update, recipe.lr_of(key, self._most_updates), recipe.wd_of(key))
+
+    def _update(self, key: str, weight: Any, grad: Any, kept: _Key, rates: Rates) -> None:
         adapter, states = adapter_for(weight), list(kept.remembered.values())
         if adapter.device(weight) >= 0:
             self._formula.update(weight, grad, states, rates)
@@ -303,7 +329,10 @@ class ObjectUpdater(LocalUpdater):
     def _create_state(self, key: str, weight: Any) -> Any:
         return self._optimizer.create_state(key, weight)
 
-    def _update(self, key: str, weight: Any, grad: Any, kept: _Key) -> None:
+    def rates(self, key: str, num_update: int) -> Rates:
+        return _OF_THE_OBJECT
+
+    def _update(self, key: str, weight: Any, grad: Any, kept: _Key, rates: Rates) -> None:
         self._optimizer.update(key, weight, grad, kept.remembered)
 
 
@@ -338,7 +367,6 @@ class ServedUpdater(Updater):
     def __init__(self, built_in: BuiltInUpdater, rules: Rules) -> None:
         self._built_in = built_in
         self._rules = rules
-        self._most_updates = built_in.recipe.begin_num_update
         self._take_over()
 
     def _take_over(self) -> None:
@@ -351,14 +379,10 @@ class ServedUpdater(Updater):
 
     def rates(self, entries: Sequence[ServedEntry]) -> list[tuple[float, float]]:
         """Returns the learning rate and the decay of the next update of each key."""
-        recipe = self.recipe
-        if recipe.schedule is None:
-            return [(recipe.lr_of(entry.name, 0), recipe.wd_of(entry.name)) for entry in entries]
-        rates = []
-        for entry, count in zip(entries, self._rules.num_updates(entries), strict=True):
-            self._most_updates = max(self._most_updates, count + 1)
-            rates.append((recipe.lr_of(entry.name, self._most_updates), recipe.wd_of(entry.name)))
-        return rates
+        has_schedule = self.recipe.schedule is not None
+        counts = self._rules.num_updates(entries) if has_schedule else [0] * len(entries)
+        rates = [self._built_in.rates(entry.name, count + 1) for entry, count in zip(entries, counts, strict=True)]
+        return [(of_one.lr, of_one.wd) for of_one in rates]
 
     def configuration(self) -> dict[str, Any]:
         return self._built_in.configuration()
@@ -404,7 +428,6 @@ class ServedUpdater(Updater):
                 wide = np.ascontiguousarray(array, _WIDE.get(entry.dtype_name, np.float32))
                 self._rules.write_state(entry, name, wide)
         self._rules.write_num_updates(entries, [counts[entry.name] for entry in entries])
-        self._most_updates = max([self.recipe.begin_num_update, *counts.values()])
 
     def _names(self, entry: ServedEntry) -> list[str]:
         master = [_MASTER_NAME] if entry.dtype_name in ("float16", "bfloat16") else []

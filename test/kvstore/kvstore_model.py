@@ -68,16 +68,20 @@ class Program:
         return [[self.given(rank, key, place) for place in range(devices)] for rank in range(self.model.workers)]
 
     def push(self, keys: list[Any], devices: int) -> None:
-        """In another order on every second worker, as a list or one by one, and one key twice."""
+        """In another order on every second worker, as a list or one by one, and one key twice.
+
+        A function of the script updates in the push: the order of pushes is then that of all workers, but not of a list.
+        """
         keys = [*keys, keys[0]]
         mine = {key: [self.to(array) for array in self.of_workers(key, devices)[self.kv.rank]] for key in keys}
         before = {key: [self.back(array).copy() for array in arrays] for key, arrays in mine.items()}
         copies = bool(self.random.integers(2))
         if self.random.integers(2):
-            handles = [self.kv.push(keys[:-1], [mine[key] for key in keys[:-1]], copy=copies)]
+            order = keys[:-1] if self.kv.rank % 2 else keys[-2::-1]
+            handles = [self.kv.push(order, [mine[key] for key in order], copy=copies)]
             handles.append(self.kv.push(keys[-1], mine[keys[-1]], copy=copies))
         else:
-            order = keys if self.kv.rank % 2 else keys[::-1]
+            order = keys if self.kv.rank % 2 or self.model.updates else keys[::-1]
             handles = [self.kv.push(key, mine[key], priority=-place, copy=copies) for place, key in enumerate(order)]
         for key in keys:
             self.model.push(key, self.of_workers(key, devices))

@@ -165,10 +165,10 @@ def test_a_value_that_pushpull_has_put_elsewhere_cannot_be_pulled():
     kv.push("a", ones())
     assert (kv.pull("a") == kv.num_workers).all()
     kv.pushpull("a", [ones(), ones()], out=[out, out])
-    kv.set_updater(print)
-    kv.push("a", ones())
-    with pytest.raises(ValueError, match="key 'a': pushpull without an updater has put its value into `out`"):
-        kv.pull("a")
+    for set_up in (lambda: kv.set_updater(print), lambda: kv.set_optimizer("sgd")):
+        set_up()
+        with pytest.raises(ValueError, match="key 'a': pushpull without an updater has put its value into `out`"):
+            kv.push("a", ones())
     kv.broadcast("a", ones(), out)
     assert (kv.pull("a") == 1).all()
 
