@@ -162,5 +162,8 @@ def as_leaf(array: np.ndarray[Any, Any], like: Any) -> Any:
     if not hasattr(like, "dtype"):
         return type(like)(array.item())
     if isinstance(like, jax.Array):
+        if like.weak_type:  # without that, the next sum with bfloat16 would be float32
+            zeros = jnp.full(array.shape, array.dtype.type(0).item())
+            return jax.device_put(zeros.at[...].set(array), like.sharding)
         return jax.device_put(array, like.sharding)
     return array if isinstance(like, np.ndarray) else array[()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import eq
 from typing import Any, NamedTuple
 
 import torch
@@ -45,8 +46,9 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give the optimizer of every rank the state and the options of one rank's. Mirrors Horovod's function.
 
-    Works for every optimizer with `state_dict` and `load_state_dict`, also where some ranks have no state yet, and with
-    None in it. The tensors travel in messages of 256 MB, which is all the memory it takes beside the state itself.
+    Works for every optimizer with `state_dict` and `load_state_dict`, also where some ranks have no state yet. Tensors
+    of the state keep their dtypes, also where `load_state_dict` would cast them to that of the parameter; None, numbers
+    and strings stay what they are. The tensors travel in messages of 256 MB.
 
     As after Horovod's, an optimizer that had no state finds zeros where its parameters had no gradients.
 
@@ -76,14 +78,24 @@ def broadcast_optimizer_state(
         )
     own = replicated_state_of(optimizer)
     is_new = not own.get("state")
+    are_on_gpu = [parameter.is_cuda for parameter in _parameters_of(optimizer)]
     if session.rank() != root_rank:
         state = _receive(root_rank, process_set)
+        are_on_gpu_of_root = state.pop(_ARE_ON_GPU)
         _put_options_in_place(state, optimizer)
-        optimizer.load_state_dict(state)
+        load_unchanged(optimizer, state, [*map(eq, are_on_gpu, are_on_gpu_of_root)])
     else:
-        _send(own, root_rank, process_set)
+        _send({**own, _ARE_ON_GPU: are_on_gpu}, root_rank, process_set)
     if is_new:
         _leave_zeros(optimizer, model)
+
+
+_ARE_ON_GPU = "ringtrain.are_on_gpu"  # of each parameter of the root, beside its state
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Returns the parameters in the order of their numbers in a state_dict."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _put_options_in_place(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
@@ -108,6 +120,69 @@ def _leave_zeros(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
                 zeros = torch.zeros_like(parameter)
                 is_sparse = parameter in sparse or isinstance(optimizer, torch.optim.SparseAdam)
                 parameter.grad = zeros.to_sparse() if is_sparse else zeros
+
+
+# ------------------------------------------------------------------------------------------- loading a state unchanged
+
+
+def load_unchanged(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keeps_device: Sequence[bool] | None = None
+) -> None:
+    """Load the state of an optimizer of this job with its dtypes and devices.
+
+    `Optimizer.load_state_dict` alone is for checkpoints, also of a model in another dtype: it casts all tensors but
+    "step" to the dtype and the device of their parameter, and makes generators of strings.
+
+    Args:
+        optimizer: of the same class as the one that `state` is from.
+        state: what its `state_dict` has returned. Tensors in it are taken over, not copied.
+        keeps_device: of each parameter whether its tensors stay in the memory of a GPU or of the host, as in `state`.
+            Where it is false, load_state_dict decides. None is true for all.
+    """
+    saved = state.get("state")
+    if not isinstance(saved, Mapping):  # a class with a format of its own
+        optimizer.load_state_dict(dict(state))
+        return
+    optimizer.load_state_dict({**state, "state": {key: _loadable(value) for key, value in saved.items()}})
+    loaded = getattr(optimizer, "state", {})
+    for number, parameter in enumerate(_parameters_of(optimizer)):
+        if number in saved and parameter in loaded:
+            keeps = keeps_device is None or keeps_device[number]
+            loaded[parameter] = _put_back(loaded[parameter], saved[number], keeps)
+
+
+class _Kept:
+    """Hides a value from load_state_dict, which enters everything that it can iterate over."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def _loadable(value: Any) -> Any:
+    """Returns a copy, with the same tensors, that load_state_dict can copy."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if type(value) is dict:
+        return {key: _loadable(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_loadable, value))
+    return _Kept(value) if isinstance(value, Iterable) else value
+
+
+def _put_back(loaded: Any, saved: Any, keeps_device: bool) -> Any:
+    """Returns what was loaded, with the saved values of those that load_state_dict has cast or not seen."""
+    if isinstance(loaded, _Kept):
+        return loaded.value
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        moves_back = keeps_device and loaded.device.type != saved.device.type
+        device = saved.device if moves_back else loaded.device
+        is_as_saved = loaded.dtype == saved.dtype and loaded.device == device
+        return loaded if is_as_saved else saved.to(device)
+    if type(saved) is type(loaded) is dict:
+        return {key: _put_back(one, saved.get(key), keeps_device) for key, one in loaded.items()}
+    if type(saved) is type(loaded) in (list, tuple) and len(saved) == len(loaded):
+        return type(saved)(_put_back(*pair, keeps_device) for pair in zip(loaded, saved, strict=True))
+    return loaded
 
 
 # ----------------------------------------------------------------------------------------- tensors apart from the rest

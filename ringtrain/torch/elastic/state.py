@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from ringtrain.elastic.states import ObjectState
 from ringtrain.job import session
 from ringtrain.torch.diloco import DiLoCoOptimizer
 from ringtrain.torch.elastic.sampler import ElasticSampler
-from ringtrain.torch.functions import broadcast_object, broadcast_optimizer_state, skeleton_of
+from ringtrain.torch.functions import broadcast_object, broadcast_optimizer_state, load_unchanged, skeleton_of
 from ringtrain.training.power_sgd import replicated_state_of
 from ringtrain.training.speed_sampler import SpeedSampler
 
@@ -61,7 +60,7 @@ class StateDictHandler(StateHandler):
         self._saved = _copied(self.value.state_dict(), self._saved)
 
     def restore(self) -> None:
-        self.value.load_state_dict(copy.deepcopy(self._saved))  # may keep what it is given
+        self._load(copy.deepcopy(self._saved))  # may keep what it is given
 
     def sync(self) -> None:
         self.sync_from(0)
@@ -69,7 +68,13 @@ class StateDictHandler(StateHandler):
     def sync_from(self, root_rank: int) -> None:
         name = type(self.value).__name__
         content = replicated_state_of(self.value)
-        states.share_object(content, root_rank, name, self.value.load_state_dict, broadcast_object)
+        states.share_object(content, root_rank, name, self._load, broadcast_object)
+
+    def _load(self, content: Any) -> None:
+        if isinstance(self.value, torch.optim.Optimizer):
+            load_unchanged(self.value, content)
+        else:
+            self.value.load_state_dict(content)
 
     def saved_content(self) -> Any:
         """The copy, for a file."""
@@ -77,7 +82,7 @@ class StateDictHandler(StateHandler):
 
     def load_content(self, content: Any) -> None:
         """Loads what `saved_content` has returned, also in another process."""
-        self.value.load_state_dict(content)
+        self._load(content)
 
 
 class ModelStateHandler(StateDictHandler):
@@ -99,7 +104,9 @@ class ModelStateHandler(StateDictHandler):
 
     def _take_others(self, others: dict[str, Any]) -> None:
         """Loads the entries that are not tensors, for `set_extra_state` of modules."""
-        self.value.load_state_dict({**self.value.state_dict(), **others})
+        state = self.value.state_dict()
+        state.update(others)  # with its `_metadata`: without the versions in it modules take it for an old checkpoint
+        self.value.load_state_dict(state)
 
 
 class OptimizerStateHandler(StateDictHandler):
@@ -172,9 +179,12 @@ def _copied(content: Any, before: Any) -> Any:
         is_fitting = isinstance(before, torch.Tensor) and _kind(before) == _kind(content)
         place = before if is_fitting else torch.empty_like(content, requires_grad=False)
         return place.detach().copy_(content.detach())
-    if isinstance(content, Mapping) and all(type(key) in (str, int) for key in content):
-        earlier = before if isinstance(before, Mapping) else {}
-        return {key: _copied(value, earlier.get(key)) for key, value in content.items()}
+    if isinstance(content, dict) and all(type(key) in (str, int) for key in content):
+        earlier = before if isinstance(before, dict) else {}
+        copied = copy.copy(content)  # keeps the class and attributes such as the `_metadata` of a model
+        for key, value in content.items():
+            copied[key] = _copied(value, earlier.get(key))
+        return copied
     if type(content) in (list, tuple):
         is_as_long = type(before) is type(content) and len(before) == len(content)
         olds = before if is_as_long else [None] * len(content)

@@ -211,6 +211,27 @@ def test_parameters_and_states_are_those_of_the_root():
 
 
 @pytest.mark.ranks(2)
+def test_weak_types_stay_weak():
+    """A strong float32 would make the parameters of bfloat16 that it is added to float32."""
+    tree = {
+        "number": jnp.asarray(0.5 + hvd.rank()),
+        "vector": jnp.full(3, 1.0 + hvd.rank()),
+        "count": jnp.asarray(hvd.rank()),
+        "empty": jnp.full(0, 1.0),
+        "strong": jnp.float32(hvd.rank()),
+    }
+    received = hvd.broadcast_parameters(tree, root_rank=1)
+    state = hvd.elastic.JaxState(tree=received)
+    state.commit()
+    state.restore()
+    for found in (received, state.tree):
+        assert {name: one.weak_type for name, one in found.items()} == {name: name != "strong" for name in tree}
+        assert {name: one.dtype for name, one in found.items()} == {name: one.dtype for name, one in tree.items()}
+        assert found["number"] == 1.5 and found["vector"].tolist() == [2.0] * 3 and found["count"] == 1
+        assert (found["number"] * jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+@pytest.mark.ranks(2)
 def test_ranks_that_differ_are_found():
     params = new_params()
     hvd.check_replicas(params)

@@ -1,5 +1,7 @@
 """Elastic trainings in PyTorch: states of models, optimizers and samplers."""
 
+import pickle
+
 import pytest
 from elastic_ranks import elastic_job
 from harness.forked import forks_of
@@ -55,6 +57,72 @@ def test_restore_goes_back_to_the_last_commit():
         require_equal_tensors(all_tensors(model, optimizer), before)
         assert (state.losses, state.epoch, scheduler.last_epoch) == ([1.0], 3, 0)
         assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+def state_of_other_types(optimizer, number):
+    """Puts values into the state that load_state_dict would cast to bfloat16, or could not copy. Returns them."""
+    (parameter,) = optimizer.param_groups[0]["params"]
+    optimizer.state[parameter] = {
+        "step": torch.tensor(float(number)),
+        "wide": torch.full((3,), 1.0009765625 + number),
+        "codes": torch.tensor([17, 255 - number], dtype=torch.uint8),
+        "seen": torch.tensor(2**40 + 1 + number),
+        "history": [torch.tensor(0.1, dtype=torch.float64), number],
+        "name": f"state {number}",
+    }
+    return optimizer.state[parameter].copy()
+
+
+def require_equal_states(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert type(found[key]) is type(value) and str(found[key]) == str(value), key
+        if torch.is_tensor(value):
+            assert found[key].dtype == value.dtype and torch.equal(found[key], value), key
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("have_state", ["all", "root"])
+def test_state_of_an_optimizer_keeps_its_dtypes_through_restore_and_sync(have_state):
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
+    if hvd.rank() == 0 or have_state == "all":
+        state_of_other_types(optimizer, hvd.rank())
+    state = hvd.elastic.TorchState(optimizer=optimizer)
+    state.sync()
+    first = state_of_other_types(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))]), 0)
+    require_equal_states(optimizer.state[parameter], first)
+    state_of_other_types(optimizer, 7)
+    state.restore()
+    require_equal_states(optimizer.state[parameter], first)
+    state.load_content(pickle.loads(pickle.dumps(state.saved_content())))  # as a file of save_to
+    require_equal_states(optimizer.state[parameter], first)
+
+
+@pytest.mark.ranks(2)
+def test_modules_are_told_the_version_of_their_own_state():
+    class Versioned(torch.nn.Linear):
+        _version = 2
+        extra = 0
+
+        def get_extra_state(self):
+            return self.extra
+
+        def set_extra_state(self, state):
+            self.extra = state
+
+        def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+            assert local_metadata.get("version") == 2, "taken for an old checkpoint"
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+    model = torch.nn.Sequential(Versioned(2, 1))
+    model[0].extra = hvd.rank() + 5
+    state = hvd.elastic.TorchState(model)
+    state.sync()
+    assert model[0].extra == 5
+    model[0].extra = 9
+    state.restore()
+    assert model[0].extra == 5
 
 
 @pytest.mark.ranks(2, 3)

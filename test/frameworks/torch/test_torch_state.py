@@ -1,5 +1,6 @@
 """The same parameters, optimizer state and objects on all ranks, and what a checkpoint of them is good for."""
 
+import collections
 import copy
 import functools
 import inspect
@@ -56,9 +57,9 @@ def same(one, other):
     """Whether two states are equal, element by element."""
     if torch.is_tensor(one):
         return torch.is_tensor(other) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
+    if isinstance(one, dict) and type(one) is type(other):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
+    if isinstance(one, (list, tuple)) and type(one) is type(other):
         return len(one) == len(other) and all(map(same, one, other))
     return type(one) is type(other) and one == other
 
@@ -88,6 +89,86 @@ def check_that_a_state_is_received(name):
         assert same(mine, of_root)
     step(name, model, optimizer, 99)  # what was received can be used
     assert same(model.state_dict(), hvd.broadcast_object(model.state_dict(), root))
+
+
+def other_state(parameter, seed):
+    """Values that `Optimizer.load_state_dict` casts to the dtype of the parameter, or cannot copy."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        "step": torch.tensor(5.0),
+        "eta": torch.tensor(0.001),  # as the next one: ASGD looks for it
+        "mu": torch.tensor(0.1),
+        "mu_product": torch.tensor(0.9),  # NAdam looks for it
+        "wide": torch.randn(parameter.shape, generator=random, dtype=torch.float64),
+        "single": torch.randn(parameter.shape, generator=random),
+        "codes": torch.randint(0, 256, (7,), generator=random).to(torch.uint8),
+        "seen": torch.tensor(2**40 + 1 + seed),
+        "flags": torch.tensor([True, False]),
+        "pair": (torch.tensor([300], dtype=torch.int16), [torch.tensor(0.1, dtype=torch.float64), "text", None]),
+        "nested": {"scale": torch.tensor(1.001), "name": "blockwise", 3: 2.5},
+        "name": "first",
+        "bytes": b"code",
+        "count": 3 + seed,
+        "rate": 0.1,
+        "nothing": None,
+        "numbers": collections.deque([1, 2], maxlen=5),
+        "size": torch.Size([2, 3]),
+        "ordered": collections.OrderedDict(a=torch.tensor([7], dtype=torch.int32)),
+        "set": {1, 2},
+    }
+
+
+def options_of(name):
+    """Of an optimizer: its own ones, and those that change what load_state_dict does."""
+    known = inspect.signature(optimizer_classes()[name]).parameters
+    usual = {"tensor lr": {"lr": torch.tensor(0.01)}} if name not in ("LBFGS", "SparseAdam") else {}
+    return {"": {}, **usual, **{flag: {flag: True} for flag in ("fused", "capturable", "foreach") if flag in known}}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_state_of_any_type_keeps_its_dtype_and_bits_in_every_optimizer(dtype):
+    for name, cls in optimizer_classes().items():
+        for options in options_of(name).values():
+            shapes, of = [(2, 3), (4, 2)], getattr(torch, dtype)
+            parameters = [torch.nn.Parameter(torch.ones(shape, dtype=of)) for shape in shapes]
+            optimizer = cls(parameters, **options)
+            if hvd.rank() == 1:
+                for number, parameter in enumerate(parameters):
+                    optimizer.state[parameter] = other_state(parameter, number)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+            for number, parameter in enumerate(parameters):
+                assert same(optimizer.state[parameter], other_state(parameter, number)), f"{name} {options}"
+
+
+@pytest.mark.ranks(2)
+def test_an_optimizer_that_keeps_another_dtype_than_its_parameters_updates_all_ranks_alike():
+    model = new_model(0).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if hvd.rank() == 0:
+        for parameter in model.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = torch.full(parameter.shape, 1.0009765625)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for number in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.001 * number)
+        optimizer.step()
+    assert same(optimizer.state_dict(), hvd.broadcast_object(optimizer.state_dict(), 0))
+    assert same(model.state_dict(), hvd.broadcast_object(model.state_dict(), 0))
+
+
+@pytest.mark.ranks(2)
+def test_a_class_with_a_format_of_its_own_loads_it_itself():
+    class Packed(torch.optim.SGD):
+        def state_dict(self):
+            return {"packed": [self.param_groups[0]["lr"]], "param_groups": []}
+
+        def load_state_dict(self, state_dict):
+            self.param_groups[0]["lr"] = state_dict["packed"][0]
+
+    optimizer = Packed([torch.nn.Parameter(torch.ones(2))], lr=0.5 + hvd.rank())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+    assert optimizer.param_groups[0]["lr"] == 1.5
 
 
 @pytest.mark.ranks(2)
@@ -134,10 +215,7 @@ def test_a_state_travels_in_messages_of_a_limited_size():
     finally:
         functions._MESSAGE_BYTES = whole
     for parameter, expected in zip(parameters, made_by(1), strict=True):
-        # load_state_dict gives everything but "step" the dtype of the parameter, on the ranks that receive.
-        for key, value in expected.items():
-            received = optimizer.state[parameter][key]
-            assert received.shape == value.shape and torch.equal(received, value.to(received.dtype))
+        assert same(optimizer.state[parameter], expected)
     operations = [one for one in _core.last_operations() if one["number"] > before and one["kind"] == "broadcast"]
     total = sum(value.nbytes for one in made_by(1) for value in one.values())
     messages = [one["bytes"] for one in operations][2:]  # behind the skeleton and its length
