@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ringtrain.job import launched_by, network, sockets
-from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.server import meet
 from ringtrain.job.world import node_name
 
@@ -97,7 +96,7 @@ class RendezvousJob:
         assert launch.size is not None
         place = sockets.place_of(launch)
         self._stay = contextlib.ExitStack()
-        secret = job_secret(str(place))
+        secret = sockets.secret_of(launch, place)
         meeting = meet(place, secret, "bench", launch.rank, launch.size, timeout_s=0, place_timeout_s=_MEETING_S)
         self._member = self._stay.enter_context(meeting)
         self.rank, self.size = launch.rank, launch.size

@@ -162,9 +162,14 @@ class ByHand:
 
 
 def _numbered(launcher: str, environ: Mapping[str, str], names: tuple[str, str], of_host: str) -> Launch | None:
+    for name in names:
+        if environ.get(name) and _number(environ, name) is None:
+            raise ValueError(f"{name}={environ[name]} is not a number: a rank is one from 0 on, the size one from 1 on")
     rank, size = (_number(environ, name) for name in names)
     if rank is None or size is None:
         return None
+    if rank >= size == 1:  # with more ranks it is told where they meet, and the others, too
+        raise ValueError(f"{names[0]}={rank} is not a rank of a job with {names[1]}={size}: ranks are numbered from 0")
     local_size = _number(environ, of_host + ("SIZE" if launcher == Ringrun.NAME else "WORLD_SIZE"))
     return Launch(launcher, rank, size, _number(environ, of_host + "RANK"), local_size)
 
@@ -198,6 +203,28 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
 OF_RINGRUN = tuple(
     f"RINGTRAIN_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "RENDEZVOUS", "SECRET_FILE")
 )
+
+
+# Of the numbers of parts of a heterogeneous job of Slurm, the one of the whole job is first.
+_OF_BATCH_SYSTEMS = ("SLURM_HET_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+
+
+def batch_job(environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the job of a batch system that this process is in, such as "SLURM_JOB_ID=7"; "" outside of one."""
+    return next((f"{name}={environ[name]}" for name in _OF_BATCH_SYSTEMS if environ.get(name)), "")
+
+
+def name_of_job(launch: Launch, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns what identifies the job, the same on all ranks, beside the place where they meet; "" if nothing does."""
+    names = _NAMES_OF_JOBS.get(launch.launcher, ())
+    return " ".join(f"{name}={environ.get(name, '')}" for name in names)
+
+
+_NAMES_OF_JOBS = {
+    SlurmStep.NAME: ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    Torchrun.NAME: ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+    OpenMpi.NAME: ("PMIX_NAMESPACE",),
+}
 
 
 def job_on_one_host(launch: Launch, environ: Mapping[str, str] = os.environ) -> str | None:

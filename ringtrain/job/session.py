@@ -21,6 +21,7 @@ from ringtrain.engine.process_sets import (
 )
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
 from ringtrain.job import before_init, elastic_client, gpus, launched_by, mpi, network
+from ringtrain.job.rendezvous import claim
 from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
 from ringtrain.record import flight_recorder, metrics
@@ -297,6 +298,7 @@ def shutdown() -> None:
         failure.limit_exit()
     failure.keep_exceptions()
     _world = _asked = None
+    claim.release()
     forget_process_sets()
 
 

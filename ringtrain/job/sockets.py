@@ -19,8 +19,10 @@ from ringtrain.job.launched_by import (
     Ringrun,
     SlurmStep,
     Torchrun,
+    batch_job,
     expand_node_list,
     job_on_one_host,
+    name_of_job,
 )
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import job_secret
@@ -182,25 +184,35 @@ def place_of(launch: Launch) -> Place:
     if launch.launcher in (Torchrun.NAME, ByHand.NAME):
         # torch's own store may be at the port itself
         port_of_torch = int(os.environ["MASTER_PORT"])
-        return Place(os.environ["MASTER_ADDR"], range(port_of_torch + 1, port_of_torch + 1 + _PORTS))
+        ports = range(port_of_torch + 1, port_of_torch + 1 + _PORTS)
+        return Place(os.environ["MASTER_ADDR"], ports, batch_job())
     if launch.launcher == SlurmStep.NAME:
         first = expand_node_list(os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"])[0]
         number = int(os.environ.get("SLURM_JOB_ID", 0)) * 16 + int(os.environ["SLURM_STEP_ID"])
-        port = _FIRST_PORT + number * _PORTS % _PORTS_TO_CHOOSE_FROM
-        return Place(first, range(port, port + _PORTS))
+        return Place(first, _ports_of(number))
     job = job_without_mpi4py(launch)
     if job is not None:
-        port = _FIRST_PORT + zlib.crc32(job.encode()) * _PORTS % _PORTS_TO_CHOOSE_FROM
-        return Place("127.0.0.1", range(port, port + _PORTS))
+        return Place("127.0.0.1", _ports_of(zlib.crc32(job.encode())))
     raise RuntimeError(
         f"network=sockets, but {launch.launcher} does not say where the ranks meet: set {PLACE_VARIABLE}=host:port, "
         "the same for all of them, or start with ringrun"
     )
 
 
+def _ports_of(number: int) -> range:
+    """Returns ports of the job with this number. Another job may have the same ones, but not the same secret."""
+    port = _FIRST_PORT + number * _PORTS % _PORTS_TO_CHOOSE_FROM
+    return range(port, port + _PORTS)
+
+
 def secret_of(launch: Launch, place: Place) -> bytes:
-    """Of the ranks that meet there. Two jobs on one host may try the same ports, but not with the same secret."""
-    return job_secret(str(place) if named_place() else job_without_mpi4py(launch) or str(place))
+    """Returns the secret of the ranks that meet there: of each job another one, where its launcher names the job.
+
+    Whoever sets RINGTRAIN_RENDEZVOUS has the secret of that place alone. Raises as `job_secret`.
+    """
+    if named_place():
+        return job_secret(str(place))
+    return job_secret(name_of_job(launch) or str(place), is_of_job=True)
 
 
 def named_place() -> Place | None:

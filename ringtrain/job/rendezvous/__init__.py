@@ -1,6 +1,7 @@
 """Where the ranks of a job without MPI find each other: one server, which the launcher or rank 0 runs.
 
 secret          a secret that only the processes of one job know
+claim           a process claims its rank, which no other one of the host can have then
 protocol        proofs and messages over a connection
 listener        lets in processes that know the secret, and listens to many of them
 server          gathers what the ranks say, and knows nothing of arrays; a rank's side

@@ -13,16 +13,19 @@ FILE_VARIABLE = "RINGTRAIN_SECRET_FILE"
 _BYTES = 32
 
 
-def job_secret(place: str) -> bytes:
-    """That of the file that the launcher has named, else one of this user's for jobs that meet at `place`.
+def job_secret(job: str, *, is_of_job: bool = False) -> bytes:
+    """Returns the secret of the file that the launcher has named, else one of this user for `job`, or what meets there.
+
+    Args:
+        is_of_job: the file that is named is for several jobs, of which each has a secret of its own.
 
     Raises PermissionError as `read`, and OSError where it cannot be read or made.
     """
     named = os.environ.get(FILE_VARIABLE)
-    if named:
+    if named and not is_of_job:
         return read(Path(named))
-    own = read(_own_file())
-    return hmac.digest(own, place.encode(), "sha256")
+    secret = read(Path(named) if named else _own_file())
+    return hmac.digest(secret, job.encode(), "sha256")
 
 
 def write(path: Path) -> None:

@@ -10,11 +10,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from ringtrain import errors
 from ringtrain.errors import list_of_ranks
+from ringtrain.job.rendezvous import claim as claims
 from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, listen
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, MOST_BYTES_OF_A_RANK, Connection, StrangerError
 from ringtrain.record.logger import logger
@@ -35,6 +36,7 @@ class Hello(NamedTuple):
     host: str
     pid: int
     timeout_s: float  # 0: for ever
+    batch_job: str  # of `Place`
 
 
 class _Failed(Exception):
@@ -45,6 +47,21 @@ class _Failed(Exception):
         self.answer = {"error": kind, "text": text}
 
 
+_REMEDY = (
+    "If these are two jobs, give each a place of its own: another MASTER_PORT, or RINGTRAIN_RENDEZVOUS. If they are "
+    "one, look at RANK and WORLD_SIZE, or RINGTRAIN_RANK and RINGTRAIN_SIZE"
+)
+
+
+def _named(hello: Hello) -> str:
+    return f"rank {hello.rank} of {hello.size} (host {hello.host}, pid {hello.pid})"
+
+
+def _two_processes(rank: int, pid: int, host: str, other_pid: int, other_host: str) -> str:
+    pids = [str(one or "unknown") for one in (pid, other_pid)]  # one of another namespace is not known
+    return f"two processes are rank {rank}: pid {pids[0]} on {host} and pid {pids[1]} on {other_host}. {_REMEDY}"
+
+
 class _Room:
     """The ranks of one job, and what they have said in each round. Any thread."""
 
@@ -52,23 +69,49 @@ class _Room:
         self.size = size
         self._changed = threading.Condition()
         self._members: dict[int, Hello] = {}
+        self._finished: set[int] = set()
+        self._refused = ""  # what the last process of another job was told
         self._rounds: list[dict[int, Any]] = []
         self._failed: _Failed | None = None
         self._warns_at = time.monotonic() + WARNS_AFTER_S
 
-    def is_full(self) -> bool:
-        return len(self._members) == self.size
+    def is_over_for(self, hello: Hello) -> bool:
+        """Whether this rank has finished here, or its process comes again before its last message was read."""
+        with self._changed:
+            before = self._members.get(hello.rank)
+            is_same_process = before is not None and (before.host, before.pid) == (hello.host, hello.pid)
+            return is_same_process or hello.rank in self._finished
 
     def enter(self, hello: Hello) -> None:
+        """Raises _Failed for a process of another job, and for one that may be of this or another: then all get it."""
         with self._changed:
-            if hello.size != self.size or not 0 <= hello.rank < self.size:
-                text = f"rank {hello.rank} of {hello.size} came to a job of {self.size} ranks"
-                raise _Failed("ValueError", f"{text} (on {hello.host}, pid {hello.pid})")
+            first = next(iter(self._members.values()), hello)
+            if hello.size != self.size:
+                self._refuse(f"{_named(hello)} came to a job of {self.size} ranks. {_REMEDY}")
+            if hello.batch_job and first.batch_job and hello.batch_job != first.batch_job:
+                jobs = f"{_named(hello)} is of {hello.batch_job}, and {_named(first)} of {first.batch_job}"
+                self._refuse(f"{jobs}. {_REMEDY}")
             other = self._members.get(hello.rank)
-            if other is not None:
-                text = f"two processes are rank {hello.rank}: pid {other.pid} on {other.host} and pid {hello.pid} on"
-                raise _Failed("ValueError", f"{text} {hello.host}")
-            self._members[hello.rank] = hello
+            if not 0 <= hello.rank < self.size:
+                self._failed = _Failed("ValueError", f"{_named(hello)}: ranks are numbered from 0. {_REMEDY}")
+            elif other is not None:
+                text = _two_processes(hello.rank, other.pid, other.host, hello.pid, hello.host)
+                self._failed = _Failed("ValueError", text)
+            else:
+                self._members[hello.rank] = hello
+                return
+            self._changed.notify_all()
+            raise self._failed
+
+    def _refuse(self, text: str) -> NoReturn:
+        self._refused = text
+        logger.warning(text)
+        raise _Failed("ValueError", text)
+
+    def finish(self, rank: int) -> None:
+        """The rank has said that it is done."""
+        with self._changed:
+            self._finished.add(rank)
 
     def leave(self, hello: Hello) -> None:
         """Without having said that it is done."""
@@ -114,7 +157,8 @@ class _Room:
             waited = f"init() has waited {timeout_s:g} s (start_timeout_s) for all ranks"
             missing = [rank for rank in range(self.size) if rank not in self._members]
             if missing:
-                return _Failed("StalledError", f"{waited}: {list_of_ranks(missing)} did not come")
+                refused = f" ({self._refused})" if self._refused else ""
+                return _Failed("StalledError", f"{waited}: {list_of_ranks(missing)} did not come{refused}")
             silent = [rank for rank in range(self.size) if rank not in self._rounds[number]]
             return _Failed("StalledError", f"{waited}: {list_of_ranks(silent)} came, but is stopped since then")
 
@@ -195,19 +239,23 @@ class Server:
         while (message := connection.receive(MOST_BYTES_OF_A_RANK, float("inf"))) is not None:
             room.say(number, hello.rank, message["value"])
             while (values := room.answer(number, _LOOK_S)) is None:
-                if connection.has_come(0):  # nothing is due from it
-                    raise ConnectionResetError
+                if connection.has_come(0):  # it has something to say that all get, or is lost
+                    refusal = connection.receive(MOST_BYTES_OF_A_RANK, time.monotonic() + ANSWER_S)
+                    if not isinstance(refusal, dict):
+                        raise StrangerError
+                    raise _Failed("ValueError", str(refusal.get("failed")))
                 if time.monotonic() > deadline:
                     raise room.stalled(number, hello.timeout_s)
                 room.warn_of_missing(hello.timeout_s)
             connection.send({"values": values}, time.monotonic() + ANSWER_S)
             number += 1
+        room.finish(hello.rank)
 
     def _room_for(self, hello: Hello) -> _Room:
-        """One that is full belongs to an init() that is over, or almost."""
+        """A room that is over for this rank belongs to an init() that is over, or almost."""
         with self._changed:
             room = self._rooms.get(hello.job)
-            if room is None or room.is_full():
+            if room is None or room.is_over_for(hello):
                 room = self._rooms[hello.job] = _Room(hello.size)
             if self._failure is not None:
                 room.fail(self._failure)
@@ -235,6 +283,7 @@ class Place(NamedTuple):
 
     host: str
     ports: Sequence[int]
+    batch_job: str = ""  # such as "SLURM_JOB_ID=7": who meets there may be in one and not in one, but not in two
 
     def __str__(self) -> str:
         ports = str(self.ports[0]) if len(self.ports) == 1 else f"{self.ports[0]}-{self.ports[-1]}"
@@ -244,8 +293,9 @@ class Place(NamedTuple):
 class Member:
     """This rank at the rendezvous, until close(). One thread."""
 
-    def __init__(self, connection: Connection, end: float):
+    def __init__(self, connection: Connection, rank: int, end: float):
         self._connection = connection
+        self._rank = rank
         self._end = end
         self._launcher = os.getppid()
         self.own_address = connection.own_address()
@@ -257,6 +307,7 @@ class Member:
             within_s: a limit for this round alone.
 
         Raises:
+            ValueError: what is wrong with the place of a rank.
             StalledError: not all ranks came in time; says which.
             PeerLostError: a rank has died, or the launcher or the server has ended.
         """
@@ -264,6 +315,7 @@ class Member:
         try:
             self._connection.send({"value": value}, end)
             while not self._connection.has_come(_LOOK_S):
+                self._require_no_second()
                 if os.getppid() != self._launcher:
                     raise errors.PeerLostError(
                         "the launcher has ended while this rank was in init(): another rank has failed; see its output"
@@ -279,6 +331,13 @@ class Member:
             raise _KINDS[answer["error"]](answer["text"])
         values: list[Any] = answer["values"]
         return values
+
+    def _require_no_second(self) -> None:
+        try:
+            _require_no_second(self._rank)
+        except ValueError as error:  # the others get it as well
+            self._connection.send({"failed": str(error)}, time.monotonic() + _GRACE_S)
+            raise
 
     def round_trip_s(self) -> float:
         """The shortest round trip to the rendezvous."""
@@ -303,25 +362,46 @@ def meet(
         place_timeout_s: for somebody to serve there, if it is not the same.
 
     Raises:
+        ValueError: another process is this rank; all ranks that wait get it, too.
         StalledError: no server there knows the secret.
     """
     end = time.monotonic() + timeout_s + _GRACE_S if timeout_s > 0 else float("inf")
+    first_pid = claims.claim(str(place), secret, rank, size)
+    if first_pid is not None:
+        raise _second_process(rank, first_pid, os.getpid())
     server = _serve(place, secret) if rank == 0 else None
     answer_s = _ANSWER_AFTER_AN_ERROR_S
     try:
         ports = place.ports if server is None else [server.port]
-        connection = connect(place, ports, secret, timeout_s if place_timeout_s is None else place_timeout_s)
+        place_s = timeout_s if place_timeout_s is None else place_timeout_s
+        connection = connect(place, ports, secret, place_s, look=lambda: _require_no_second(rank))
         try:
-            connection.send(Hello(job, rank, size, socket.gethostname(), os.getpid(), timeout_s), end)
-            member = Member(connection, end)
+            hello = Hello(job, rank, size, socket.gethostname(), os.getpid(), timeout_s, place.batch_job)
+            connection.send(hello, end)
+            member = Member(connection, rank, end)
             yield member
             member.close()
             answer_s = 0.0
         finally:
             connection.close()
+    except BaseException:
+        claims.release()
+        raise
     finally:
         if server is not None:
             server.close(answer_s)
+
+
+def _second_process(rank: int, first_pid: int, second_pid: int) -> ValueError:
+    host = socket.gethostname()
+    return ValueError(_two_processes(rank, first_pid, host, second_pid, host))
+
+
+def _require_no_second(rank: int) -> None:
+    """Raises ValueError if another process of this host has asked for the rank of this one since it has claimed it."""
+    second_pid = claims.second_pid()
+    if second_pid is not None:
+        raise _second_process(rank, os.getpid(), second_pid)
 
 
 def _serve(place: Place, secret: bytes) -> Server | None:
@@ -329,10 +409,18 @@ def _serve(place: Place, secret: bytes) -> Server | None:
     return None if listener is None else Server(listener, secret)
 
 
-def connect(place: Place, ports: Sequence[int], secret: bytes, timeout_s: float, whom: str = "") -> Connection:
+def connect(
+    place: Place,
+    ports: Sequence[int],
+    secret: bytes,
+    timeout_s: float,
+    whom: str = "",
+    look: Callable[[], None] = lambda: None,
+) -> Connection:
     """Connects to the server there that knows the secret. A stranger there is not a reason to give up.
 
     Args:
+        look: called again and again meanwhile; what it raises ends the attempt.
         whom: the waiting process and the other one, for errors; by default a rank for rank 0.
 
     Raises:
@@ -342,6 +430,7 @@ def connect(place: Place, ports: Sequence[int], secret: bytes, timeout_s: float,
     pause_s = 0.01
     reason: object = "nothing listens there"
     while time.monotonic() < end:
+        look()
         for port in ports:
             try:
                 return _prove(socket.create_connection((place.host, port), timeout=_PROOF_S), secret, end)
