@@ -40,6 +40,7 @@ class _Asked(NamedTuple):
     process_sets: Any
     keywords: dict[str, Any]
     settings: dict[str, str]
+    are_sets_refused: bool = False
 
 
 # Another rank is gone or has left: in an elastic job the others go on.
@@ -100,13 +101,15 @@ def init(
         TypeError: an unknown option.
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks; two process sets of the
             same ranks, on all ranks alike. After the last of these the job is initialised, as in Horovod, with the
-            process sets before the second one.
+            process sets before the second one; another init() with `process_sets` or `comm` begins anew.
     """
     _core.require_not_forked()
     before_init.load_all()
     if _asked is not None and _core.is_initialized():
-        _require_same(_asked, comm, process_sets, dict(keywords))
-        return
+        if not _is_anew(_asked, comm, process_sets):
+            _require_same(_asked, comm, process_sets, dict(keywords))
+            return
+        shutdown()
     launched_by.own_place("init()")
     while not _join(comm, process_sets, dict(keywords)):
         pass
@@ -177,6 +180,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         raise
     elastic_client.joined()
     if refused is not None:
+        _asked = asked._replace(are_sets_refused=True)
         raise ValueError(f"{refused}; the job is initialised, with the process sets before this one") from None
     return True
 
@@ -216,6 +220,11 @@ def _split_communicators(comm: Any, process_sets: Any) -> tuple[Any, Any]:
     first, *others = comm
     given = [] if process_sets in (None, "dynamic") else process_sets
     return first, [*map(ProcessSet, others), *given]
+
+
+def _is_anew(asked: _Asked, comm: Any, process_sets: Any) -> bool:
+    """Whether this init() replaces one whose process sets were refused, which `comm` may have had."""
+    return asked.are_sets_refused and not (process_sets is None and comm in (None, []))
 
 
 def _require_same(asked: _Asked, comm: Any, process_sets: Any, keywords: dict[str, Any]) -> None:

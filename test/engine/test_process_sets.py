@@ -218,6 +218,80 @@ def test_after_a_set_that_init_refuses_those_before_it_can_be_used():
     hvd.shutdown()
 
 
+@pytest.mark.ranks(4, initialised=False)
+def test_an_init_after_one_that_refused_its_sets_has_the_right_ones():
+    """As in test_process_sets_static.py of Horovod, whose first init() has the third and fourth set twice."""
+    first, others = hvd.ProcessSet([0]), hvd.ProcessSet(range(1, 4))
+    wrong = [first, others, hvd.ProcessSet(range(3, -1, -1)), hvd.ProcessSet([0])]
+    for _ in range(2):  # the same sets are refused each time
+        with pytest.raises(ValueError, match=r"\[0, 1, 2, 3\] is registered already"):
+            hvd.init(process_sets=wrong)
+    hvd.init()  # of a library, which asks for nothing: as it was
+    assert len(hvd.get_process_set_ids_and_ranks()) == 3
+    hvd.init(process_sets=[first, others])
+    hvd.init(process_sets=[first, others])  # and now nothing begins anew
+    assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1, 2, 3], 1: [0], 2: [1, 2, 3]}
+    mine, size = (first, 1) if hvd.rank() == 0 else (others, 3)
+    require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, process_set=mine), np.full(2, float(size)))
+    hvd.barrier()
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2, initialised=False)
+def test_an_init_after_one_that_refused_its_communicators_has_the_right_ones():
+    """As in test_process_sets_multi_comm.py of Horovod."""
+    from mpi4py import MPI
+
+    world, rank = MPI.COMM_WORLD, MPI.COMM_WORLD.Get_rank()
+    mine = world.Split(rank)
+    even = hvd.ProcessSet([0])  # a second time on all ranks, since Split() has made it
+    for wrong in ([mine, world.Dup(), mine.Dup(), even], [mine, world.Dup(), even], [mine, even]):
+        sets = [one if isinstance(one, hvd.ProcessSet) else hvd.ProcessSet(one) for one in wrong]
+        with pytest.raises(ValueError, match="is registered already"):
+            hvd.init(comm=world, process_sets=sets)
+        assert hvd.size() == 2
+    with pytest.raises(ValueError, match="is registered already"):
+        hvd.init([world, mine, mine.Dup()])
+    hvd.init([world, mine])
+    assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1], 1: [0], 2: [1]}
+    assert hvd.global_process_set.mpi_comm is world
+    hvd.barrier()
+    hvd.shutdown()
+
+
+WRONG = {
+    "option": {"nonsense": 1},
+    "range": {"fusion_threshold_mb": -5},
+    "word": {"shared_memory": "maybe"},
+    "same set": {"process_sets": [[0], [0]]},
+    "rank": {"process_sets": [[0, 9]]},
+    "no ranks": {"process_sets": [[]]},
+    "text": {"process_sets": "static"},
+    "type": {"process_sets": [1.5]},
+    "number": {"process_sets": 5},
+    "comm": {"comm": [9]},
+    "twice": {"comm": [0, 0]},
+    "servers": {"kv_servers": 7},
+    "folder": {"timeline_filename": "/proc/none/timeline"},
+}
+
+
+@pytest.mark.ranks(2, initialised=False)
+@pytest.mark.parametrize("then", ["init", "shutdown"])
+@pytest.mark.parametrize("wrong", list(WRONG))
+def test_an_init_that_failed_leaves_nothing_behind(wrong, then):
+    with pytest.raises((TypeError, ValueError, hvd.RingtrainError)):
+        hvd.init(**WRONG[wrong])
+    if then == "shutdown":
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+    hvd.init(process_sets=[[0]])
+    assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1], 1: [0]}
+    require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), np.full(2, 2.0))
+    hvd.barrier()
+    hvd.shutdown()
+
+
 @pytest.mark.ranks(2, initialised=False)
 def test_the_global_set_has_the_communicator_that_init_was_given():
     from mpi4py import MPI
