@@ -256,6 +256,7 @@ def _ask(host: Host, job: Job) -> subprocess.Popen[str] | OSError:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",  # a start-up file of the shell may print anything
             start_new_session=True,
         )
     except OSError as error:
@@ -275,7 +276,10 @@ def _answer(host: Host, process: subprocess.Popen[str] | OSError, deadline: floa
     if process.returncode != 0:
         last = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         return Reached(host.name, None, last)
-    return Reached(host.name, HostReport(*json.loads(printed.splitlines()[-1])), "")
+    _, found, report = printed.rpartition(RESULT)
+    if not found:
+        return Reached(host.name, None, "it ended with exit code 0 and said nothing of what it has")
+    return Reached(host.name, HostReport(*json.loads(report)), "")
 
 
 def _check_job(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
@@ -295,13 +299,13 @@ def _check_job(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
         timer.start()
         outcome = supervisor.run()
         timer.cancel()
-    found = [line for line in printed[False].decode().splitlines() if line.startswith(RESULT)]
+    _, found, result = printed[False].decode(errors="replace").rpartition(RESULT)
     if outcome.code != 0 or not found:
         said = printed[True].decode(errors="replace").rstrip()
         why = outcome.explanation if outcome.failures or not said else said
         print(f"{starts} no job on {_listed(hosts)} (exit code {outcome.code}):\n{why}")
         return 1
-    reports, pairs = json.loads(found[0].removeprefix(RESULT))
+    reports, pairs = json.loads(result.splitlines()[0])
     if isinstance(launcher, Srun):
         reached = [Reached(one.host, one, "") for one in (HostReport(*one) for one in reports)]
         print(table([("host", "Python", "ringtrain", "MPI"), *map(_row_of_host, reached)]))
@@ -371,6 +375,6 @@ def _has_nccl() -> bool:
 
 if __name__ == "__main__":
     if sys.argv[1] == "host":
-        print(json.dumps(describe_host()))
+        print(RESULT + json.dumps(describe_host()))
     else:
         measure_pairs()

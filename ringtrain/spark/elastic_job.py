@@ -36,7 +36,7 @@ from ringtrain.runner import installed
 from ringtrain.runner.function import CALL_FILE, RankTraceback, error_file, result_file, worker_command
 from ringtrain.runner.hosts import Host
 from ringtrain.runner.start import agent
-from ringtrain.runner.start.agent import REPORT, Order
+from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.elastic_starter import RESTARTS, ElasticStarter, Fleet, JobReport, Mail
 from ringtrain.runner.start.links import ContainerLink, Link, Share
 from ringtrain.runner.start.placement import DiscoveryError, Placement
@@ -411,10 +411,12 @@ class _TaskLink(ContainerLink):
         self._on_close(self._share.host, not self._is_told_to_end)
 
     def _take_line(self, line: bytes, to: int) -> None:
-        if line.startswith(REPORT):
-            super()._take_line(line, to)
-            self._on_code(int(self._reports[-1]["ended"][1]))
-            return
+        known = len(self._reports)
+        super()._take_line(line, to)
+        for report in self._reports[known:]:
+            self._on_code(int(report["ended"][1]))
+
+    def _pass_on(self, line: bytes, to: int) -> None:
         for event in FrameReader().feed(line + b"\n"):
             if isinstance(event, Written):
                 self._of_processes.add(event)

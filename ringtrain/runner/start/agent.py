@@ -3,7 +3,8 @@
 Runs as a script, on other hosts by ssh, without importing ringtrain, so that it starts fast. All goes in lines:
 
     standard input   orders of JSON: an Order first, then {"signal": 15}, {"end": seconds}, {"stdin": base64 or null}
-    standard output  reports, REPORT and JSON: {"ended": [rank, code]}, a code as a shell gives it, {"took": "stdin"}
+    standard output  reports, REPORT and JSON: {"ended": [rank, code]}, a code as a shell gives it, {"took": "stdin"}.
+                     A report ends its line, which may begin with text of a start-up file of a remote shell
 
 In an elastic job, and in one with servers, the agent *stays*: it starts one process for each {"start": number}, the two
 orders above may be for {"rank": number} alone, and it ends with {"finish": true}. In a job with servers it
@@ -32,6 +33,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 REPORT = b"\x1f"
+KINDS_OF_REPORTS = frozenset({"ended", "took", "read"})
 TELL_READ_BYTES = "--tell-read-bytes"
 _LOOK_S = 0.2
 # Processes that an ended rank has left behind may hold its pipes open for ever.

@@ -96,11 +96,28 @@ class Link(ABC):
         """Closes the link. A process that still runs at the other end reads the end of its orders."""
 
     def _take_line(self, line: bytes, to: int) -> None:
-        """Keeps a report; passes any other line on to the descriptor `to`."""
-        if line.startswith(REPORT):
-            self._reports.append(json.loads(line.removeprefix(REPORT)))
-        else:
-            write_lines(to, [line])
+        """Keeps a report; passes on anything else, also what a start-up file has written without the end of a line."""
+        said, found, text = line.rpartition(REPORT)
+        report = _report_of(text) if found else None
+        if report is None:
+            self._pass_on(line, to)
+            return
+        self._reports.append(report)
+        if said:
+            self._pass_on(said, to)
+
+    def _pass_on(self, line: bytes, to: int) -> None:
+        """Hands a line that is not a report to the descriptor `to`."""
+        write_lines(to, [line])
+
+
+def _report_of(text: bytes) -> dict[str, Any] | None:
+    """Returns the report, or None of bytes that a process has written itself."""
+    try:
+        report = json.loads(text)
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) and not agent.KINDS_OF_REPORTS.isdisjoint(report) else None
 
 
 class StreamLink(Link):
