@@ -82,15 +82,14 @@ class Lateness {
   std::atomic<uint64_t> came_last_{0};
 };
 
-// The cached operations for which this rank waits: a bit and the request each, by slot of the PlanCache.
-//
-// The operations that this rank has become ready for, and when it first saw them.
+// An operation that this rank is ready for, and when it first saw it.
 struct Pending {
   RequestPtr request;
   double since = 0;
   const void* value = nullptr;  // the memory of a small tensor that may travel beside its bit
 };
 
+// The cached operations for which this rank waits: a bit and the request each, by slot of the PlanCache.
 class Ready {
  public:
   void add(int slot, Pending pending);

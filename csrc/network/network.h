@@ -109,7 +109,6 @@ class Network {
   std::vector<NetworkRequest> abandoned_;
 };
 
-// The collectives that a library has itself: the vendor knows its network.
 // Ranks that call the library's collectives together. Calls return at once, as those of the Network do, which outlives
 // this; Network::test() tells when one has ended.
 class LibraryCommunicator {
@@ -120,6 +119,7 @@ class LibraryCommunicator {
   virtual NetworkRequest iallreduce(void* data, int count, DType dtype, Reduce reduce) = 0;
 };
 
+// The collectives that a library has itself: the vendor knows its network.
 class LibraryCollectives {
  public:
   virtual ~LibraryCollectives() = default;

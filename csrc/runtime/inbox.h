@@ -31,9 +31,7 @@
 
 namespace ringtrain {
 
-// The last operations of this rank, and sums over all of them.
-//
-// Of all operations of one kind that have ended.
+// Sums over all operations of one kind that have ended.
 struct Totals {
   uint64_t operations = 0, failed = 0, bytes = 0;
   // Seconds, summed over the operations: until it was announced, until all ranks were ready, until its turn came, and
@@ -42,7 +40,8 @@ struct Totals {
 };
 using TotalsOfKinds = std::map<std::string, Totals, std::less<>>;  // by kind_of()
 
-// Guarded by the Inbox. Keeps no memory of the user's and no results.
+// The last operations of this rank, and sums over all of them. Guarded by the Inbox. Keeps neither results nor memory
+// of the user.
 class History {
  public:
   // The one that it keeps no longer for that, or null.

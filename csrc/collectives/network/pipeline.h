@@ -21,8 +21,6 @@
 
 namespace ringtrain {
 
-// A stream of messages out and another in, several of each under way all the time.
-//
 // A piece of memory that goes to a peer, or comes from it. Empty ones are not sent: both sides know the sizes.
 struct Message {
   char* data = nullptr;
@@ -45,7 +43,8 @@ class Messages {
   virtual bool may_receive(size_t, size_t /*sent*/) const { return true; }
 };
 
-// Messages under way when it is destroyed, after an error, stay with the Network.
+// A stream of messages out and another in, several of each under way all the time. Messages under way when it is
+// destroyed, after an error, stay with the Network.
 class Flow {
  public:
   // Both outlive this.

@@ -25,9 +25,7 @@
 
 namespace ringtrain {
 
-// A thread of a server: it receives from some of the workers, does what they ask, and answers.
-//
-// Shared by the threads of a server.
+// What the threads of a server share.
 struct ServerShared {
   ServerShared(int number, bool shares_memory, double timeout)
       : stores(number, shares_memory, timeout), timeout_s(timeout) {}
@@ -43,6 +41,7 @@ struct ServerShared {
   std::function<void()> tell_others_of_all;
 };
 
+// A thread of a server: it receives from some of the workers, does what they ask, and answers.
 class ServerThread final : Session::Home {
  public:
   // `shared` outlives this. `number`: of the server's threads.

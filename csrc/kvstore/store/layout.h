@@ -131,9 +131,8 @@ class Layout {
   size_t slot_controls_at_ = 0, values_at_ = 0, wide_at_ = 0, wide_stride_ = 0, slots_at_ = 0, bytes_ = 0;
 };
 
-// Some rows of a key, as chunks see them.
-//
-// Of one chunk: which of its elements, and where these are in an array of the rows, one behind the other.
+// Some rows of a key, as one chunk sees them: which of its elements, and where these are in an array of the rows, one
+// behind the other.
 struct RowsOfChunk {
   uint32_t chunk;
   ElementRanges ranges;
