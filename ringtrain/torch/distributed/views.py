@@ -63,8 +63,8 @@ def reduction_of(op: Any, tensors: list[Tensor], kind: str) -> ReduceOp:
     for tensor in tensors:
         if tensor.dtype is torch.bool and op in (RedOp.BAND, RedOp.BOR):
             return ReduceOp.Min if op == RedOp.BAND else ReduceOp.Max
-        if tensor.dtype is torch.bool and op == RedOp.AVG:
-            raise TypeError(f"{kind}: bool has no AVG; convert to a float")
+        if op == RedOp.AVG and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+            raise TypeError(f"{kind}: {tensor.dtype} has no AVG; use SUM and divide, or convert to a float")
         if tensor.dtype in _PARTS and op not in (RedOp.SUM, RedOp.AVG):
             raise TypeError(f"{kind}: {tensor.dtype} has SUM and AVG, not {op.name}")
         if tensor.dtype not in _DTYPES and tensor.dtype not in _PARTS:
