@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from types import FrameType
@@ -71,6 +72,11 @@ def _is_awaited_message() -> bool:
     return False
 
 
+def _is_awaited(opts: Any) -> bool:
+    """Whether the caller of an operation with these options waits for it before it goes on."""
+    return opts is not None and not getattr(opts, "asyncOp", True)
+
+
 _DONE = Work.done([])  # for torch.distributed.all_reduce(), which waits for it and returns nothing
 
 
@@ -113,6 +119,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         self._transfers = Transfers(self._names.group, self._set, ranks, ranks[rank])
         self._barriers = 0
         self._coalesced: list[Work] | None = None
+        self._settling_alone: weakref.WeakSet[Work] = weakref.WeakSet()
         meeting.note_opened()
 
     # ------------------------------------------------------------------------------------- what torch asks of a group
@@ -217,13 +224,15 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         arrays: Any = None,
         results: Any = None,
         finish: Callable[[_core.Handle], None] | None = None,
+        delivers: bool = True,
         prepared: Callable[[Call, int, str], _core.Handle | None] | None = None,
         detail: str = "",
     ) -> Work:
         """The Work of one operation of all ranks of the group. `finish` gets its handle when it is done.
 
-        `prepared` submits a call that comes again, given the number of its signature and its title, or returns None if
-        it cannot. `detail`: what else messages say of it.
+        `delivers`: `finish` writes the results, so they must arrive also where nobody waits. `prepared` submits a call
+        that comes again, given the number of its signature and its title, or returns None if it cannot. `detail`: what
+        else messages say of it.
         """
         self._require_open(kind)
         require_one_place((*inputs, *outputs), f"{kind} of {self._title}")
@@ -236,8 +245,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             handle = prepared(call, number, title) if is_repeated and prepared is not None else None
             if handle is None:
                 operation = _core.Operation(core, call.name, self._set, op, root)
-                is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
-                handle = submitted(operation, inputs, outputs, splits, is_awaited, title)
+                handle = submitted(operation, inputs, outputs, splits, _is_awaited(opts), title)
         then = None if finish is None else functools.partial(finish, handle)
         work = Work(
             title,
@@ -248,7 +256,20 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             self._timeout_of(opts),
             order_of(inputs[0]) if inputs else None,
         )
+        if finish is not None and delivers:
+            self._let_settle(work, opts)
         return self._noted(work)
+
+    def _let_settle(self, work: Work, opts: Any) -> Work:
+        """Has a Work whose results need a copy make them, unless its caller waits for it now.
+
+        A barrier waits until they are made.
+        """
+        if not _is_awaited(opts):
+            with self._lock:
+                self._settling_alone.add(work)
+            work.settle_alone()
+        return work
 
     def _noted(self, work: Work) -> Work:
         """For torch's coalescing, within which one Work joins those of all calls."""
@@ -387,7 +408,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         handles = [*all_indices._handles, *all_values._handles]
         arrays = (indices, values)
         order = None if all_values._order is None else all_values._order.again()
-        return Work(all_values._title, handles, arrays, [tensor], finish, all_values._timeout_s, order)
+        work = Work(all_values._title, handles, arrays, [tensor], finish, all_values._timeout_s, order)
+        return self._let_settle(work, opts)
 
     def _gather_rows(self, kind: str, rows: Tensor, opts: Any) -> Work:
         """Of each rank as many as it has."""
@@ -461,7 +483,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
                 assign(output, own[self._rank].reshape(output.shape))
 
             order = None if whole._order is None else whole._order.again()
-            return Work(whole._title, whole._handles, whole, [output], take_part, whole._timeout_s, order)
+            work = Work(whole._title, whole._handles, whole, [output], take_part, whole._timeout_s, order)
+            return self._let_settle(work, opts)
         source = contiguous(given, kind)
         target = contiguous(output, kind)
         out = view_of(target, kind)
@@ -723,6 +746,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             arrays=(source, targets),
             results=targets if results is None else results,
             finish=finish,
+            delivers=then is not None or (bool(targets) and not outputs),
         )
 
     def _require_fitting(self, kind: str, large: Tensor, small: Tensor, of_large: str, of_small: str) -> None:
@@ -738,7 +762,10 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     @shown_in_profiles("barrier", -1)
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        return self._submit("barrier", OpKind.BARRIER, (), [], opts=opts, results=[])
+        with self._lock:
+            before = [work for work in self._settling_alone if not work._is_done]
+        work = self._submit("barrier", OpKind.BARRIER, (), [], opts=opts, results=[])
+        return self._join([work, *before], []) if before else work
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that tells which ranks did not come, through torch's store, in the words of gloo.

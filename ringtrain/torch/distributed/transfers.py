@@ -88,6 +88,8 @@ class Transfers:
         order = None if tensor.is_cpu or finish is None else order_of(bytes_view_of(tensor, kind))
         transfer = Transfer(title, (handle,), memory, [tensor], finish, timeout_s, order)
         transfer.peer = peer
+        if finish is not None and not is_awaited:
+            transfer.settle_alone()
         return transfer
 
     def receive_from_any(

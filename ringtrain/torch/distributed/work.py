@@ -1,7 +1,8 @@
 """Operations of a group that are under way, as torch expects them.
 
-`wait()` waits for the engine's handle in the thread of the caller, which so takes part in the work. A thread completes
-Futures, only where torch asks for them, as DistributedDataParallel does.
+`wait()` waits for the engine's handle in the thread of the caller, which so takes part in the work. A thread of its own
+completes Futures, where torch asks for them, as DistributedDataParallel does, and copies results that the engine cannot
+write where they belong, so that they arrive without `wait()`, too.
 """
 
 from __future__ import annotations
@@ -338,6 +339,11 @@ class Work(dist.Work):
             self._watch()
         return future
 
+    def settle_alone(self) -> None:
+        """Has the results made when the engine is done, whether or not anybody waits or keeps this Work."""
+        if not end_of_python.is_over():
+            _completer.watch(self)
+
     def _watch(self) -> None:
         """Has the Future completed when this is."""
         _completer.watch(self)
@@ -440,9 +446,10 @@ os.register_at_fork(after_in_child=end_of_python.__init__)  # type: ignore[misc]
 class _Completer:
     """Threads that complete Futures, in the order in which their operations end.
 
-    The engine must not wait for Python, so it only counts up a semaphore: `sem_post` takes one pointer, as what a
-    handle calls when it is done. The callbacks of a Future run in the thread that completes it, and may wait for
-    another Future, as PowerSGD's hook does. So one thread is always left to complete that one.
+    They also make results that need a copy. The engine must not wait for Python, so it only counts up a semaphore:
+    `sem_post` takes one pointer, as what a handle calls when it is done. The callbacks of a Future run in the thread
+    that completes it, and may wait for another Future, as PowerSGD's hook does. So one thread is always left to
+    complete that one.
     """
 
     _MOST_IDLE = 2
@@ -467,7 +474,7 @@ class _Completer:
         self._semaphore = ctypes.addressof(self._memory)
         libc.sem_init(ctypes.c_void_p(self._semaphore), 0, 0)
         self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p).value or 0
-        self._wait = libc.sem_wait
+        self._wait, self._try_wait = libc.sem_wait, libc.sem_trywait
         self._start_thread()
 
     def _start_thread(self) -> None:
@@ -476,12 +483,19 @@ class _Completer:
 
     def _run(self) -> None:
         while True:
-            self._wait(ctypes.c_void_p(self._semaphore))
+            semaphore = ctypes.c_void_p(self._semaphore)
+            self._wait(semaphore)
+            while self._try_wait(semaphore) == 0:  # one look finds all that have ended
+                pass
             with self._lock:
-                ended = [work for work in self._watched if all(handle.is_done() for handle in work._handles)]
+                ended: list[Work] = []
+                under_way: list[Work] = []
+                for one in self._watched:
+                    (ended if all(handle.is_done() for handle in one._handles) else under_way).append(one)
                 if not ended:
                     continue
-                self._watched = [work for work in self._watched if work not in ended]
+                self._watched = under_way
+                del one, under_way
                 self._idle -= 1
                 if self._idle == 0:
                     self._start_thread()

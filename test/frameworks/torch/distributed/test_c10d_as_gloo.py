@@ -1,9 +1,10 @@
 """What scripts rely on in gloo beside the values of operations: when results arrive, timeouts, what is only read."""
 
+import time
 
 import pytest
 from harness.frameworks import need_torch_of_backend, on_demand
-from test_c10d import default_group
+from test_c10d import LIMIT_S, default_group
 
 need_torch_of_backend()
 
@@ -12,6 +13,11 @@ dist = on_demand("torch.distributed")
 hvd = on_demand("ringtrain.torch")
 
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64", "bool"]
+
+
+def turned(rows, columns, value):
+    """A tensor that is not contiguous."""
+    return torch.full((columns, rows), float(value)).t()
 
 
 # ------------------------------------------------------------------------------------------------------- averages
@@ -36,3 +42,77 @@ def test_an_average_of_integers_is_refused_on_all_ranks(dtype):
                 call()
         dist.all_reduce(values, dist.ReduceOp.MAX)
         assert values.tolist() == [1] * 4
+
+
+# ----------------------------------------------------------------------------------- results that nobody waits for
+
+
+def begin_all(rank, size):
+    """Begins operations whose results need a copy, and drops what they return. Returns results and right values."""
+    value, total = rank + 1.0, size * (size + 1) / 2
+    of_ranks = [float(one + 1) for one in range(size)]
+    lists = [[torch.zeros(2) for _ in range(size)] for _ in range(5)]
+    uneven = [torch.zeros(one + 1) for one in range(size)]
+    matrices = [turned(3, 2, value) for _ in range(5)]
+    gathered, parts = turned(size, 3, 0), [torch.full((2,), value) for _ in range(size)]
+    bits, own_bits = torch.full((3,), rank + 4), torch.zeros(3, dtype=torch.int64)
+    sparse = torch.tensor([0.0, value]).to_sparse()
+    options = {"async_op": True}
+    dist.all_gather(lists[0], torch.full((2,), value), **options)
+    dist.all_gather(uneven, torch.full((rank + 1,), value), **options)
+    dist.gather(parts[0], lists[1] if rank == 0 else None, 0, **options)
+    dist.all_to_all(lists[2], parts, **options)
+    dist.group.WORLD.allgather_coalesced([[one] for one in lists[3]], [torch.full((2,), value)])
+    dist.all_reduce(matrices[0], **options)
+    dist.reduce(matrices[1], 0, **options)
+    dist.broadcast(matrices[2], 0, **options)
+    dist.scatter(matrices[3], [torch.full((3, 2), 7.0)] * size if rank == 0 else None, 0, **options)
+    dist.reduce_scatter(matrices[4], [torch.full((3, 2), value)] * size, **options)
+    dist.all_gather_into_tensor(gathered, torch.full((1, 3), value), **options)
+    dist.all_reduce(bits, dist.ReduceOp.BOR, **options)
+    dist.reduce_scatter_tensor(own_bits, torch.full((3 * size,), rank + 4), dist.ReduceOp.BXOR, **options)
+    dist.all_reduce(sparse, **options)
+    ones = [[one, one] for one in of_ranks]
+    expected = [
+        *zip(lists, [ones, ones if rank == 0 else [[0.0] * 2] * size, ones, ones], strict=False),
+        (uneven, [[one] * (place + 1) for place, one in enumerate(of_ranks)]),
+        *((matrix, [[right] * 2] * 3) for matrix, right in zip(matrices, (total, total, 1.0, 7.0, total), strict=True)),
+        (gathered, [[one] * 3 for one in of_ranks]),
+        (bits, [4 | 5 if size == 2 else 4 | 5 | 6] * 3),
+        (own_bits, [4 ^ 5 if size == 2 else 4 ^ 5 ^ 6] * 3),
+        (sparse, [0.0, total]),
+    ]
+    return [(got, right) for got, right in expected if got is not matrices[1] or rank == 0]
+
+
+def values_of(got):
+    if isinstance(got, list):
+        return [one.tolist() for one in got]
+    return (got.to_dense() if got.is_sparse else got).tolist()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3)
+def test_results_that_need_a_copy_arrive_before_a_barrier_ends():
+    with default_group() as rank:
+        for _ in range(20):
+            results = begin_all(rank, dist.get_world_size())
+            dist.barrier()
+            for got, right in results:
+                assert values_of(got) == right
+
+
+@pytest.mark.ranks(2)
+def test_results_that_need_a_copy_arrive_without_any_call():
+    with default_group() as rank:
+        results = begin_all(rank, 2)
+        if rank:
+            dist.isend(torch.full((6,), 5.0).reshape(3, 2), 0)
+        else:
+            dist.irecv(received := turned(3, 2, 0), 1)
+            results.append((received, [[5.0] * 2] * 3))
+        end = time.monotonic() + LIMIT_S
+        while not all(values_of(got) == right for got, right in results):
+            assert time.monotonic() < end, [(values_of(got), right) for got, right in results]
+            time.sleep(0.01)
+        dist.barrier()
