@@ -11,7 +11,7 @@ from datetime import timedelta
 import ringtrain._core as _core
 from ringtrain._core import OpKind
 from ringtrain.engine.handles import report_failure
-from ringtrain.errors import RingtrainError, StalledError
+from ringtrain.errors import RingtrainError
 from ringtrain.torch.distributed.naming import TURNS
 from ringtrain.torch.distributed.streams import order_of
 from ringtrain.torch.distributed.views import Tensor, bytes_view_of, copies_back, host_copy, view_of
@@ -156,7 +156,8 @@ class AnySource(Transfer):
         seconds = timeout.total_seconds()
         end = time.monotonic() + seconds if seconds > 0 else self._deadline
         while not self._advance(end):
-            pass
+            if end <= time.monotonic() < self._deadline:
+                raise self._overdue(seconds)
         self._tell_end()
         if self._error is not None:
             raise self._error
@@ -193,13 +194,13 @@ class AnySource(Transfer):
                     self._received = self._ask(end)
                 if self._received is not None:
                     if end > 0:
-                        self._received._wait_until(end, self._timeout_s)
+                        self._received._ends_by(end, self._timeout_s)
                     else:
                         self._received.is_completed()
                     if self._received._is_done:
                         self._error, self._is_done, self._arrays = self._received._error, True, None
-                if end > 0 and not self._is_done and time.monotonic() >= end:
-                    raise StalledError(f"{self._title}: not complete within the timeout")
+                if end > 0 and not self._is_done and time.monotonic() >= self._deadline:
+                    raise self._overdue(self._timeout_s)
             except RingtrainError as error:
                 self._error, self._is_done = error, True
                 report_failure(error)

@@ -181,14 +181,15 @@ class Work(dist.Work):
         On a GPU the current stream waits, and the host does not: what the stream is given from now on sees the result.
 
         Raises:
-            RingtrainError: the operation failed; see ringtrain.errors. StalledError after the timeout.
+            RingtrainError: the operation failed; see ringtrain.errors. StalledError after the timeout: that of this
+                wait, after which the operation goes on and may be waited for again, or that of the operation.
         """
         if not self._is_done:
             seconds = timeout.total_seconds()
-            if seconds > 0:
-                self._wait_until(time.monotonic() + seconds, seconds)
-            else:
-                self._wait_until(self._deadline, self._timeout_s)
+            if seconds <= 0:
+                self._ends_by(self._deadline, self._timeout_s)
+            elif not self._ends_by(time.monotonic() + seconds, seconds):
+                raise self._overdue(seconds)
         if self._event is not None:
             self._end_event()
         if self._error is not None:
@@ -210,21 +211,28 @@ class Work(dist.Work):
         """For a thread that does not wait for the result: its current stream must not, either."""
         return nullcontext() if self._order is None else self._order.beside()
 
-    def _wait_until(self, deadline: float, timeout_s: float) -> None:
+    def _ends_by(self, deadline: float, timeout_s: float) -> bool:
+        """Waits for the end. False if it is still under way at `deadline`, when only this wait is over.
+
+        The time of the operation itself may be over by then, too: it ends with an error.
+        """
         try:
             for handle in self._handles:
-                self._wait_for(handle, deadline, timeout_s)
+                if not is_done_by(handle, deadline, self._deadline):
+                    if time.monotonic() < self._deadline:
+                        return False
+                    raise self._overdue(timeout_s)
         except RingtrainError as error:
             self._end_with(error)
-            return
-        self._settle()
+        else:
+            self._settle()
+        return True
 
-    def _wait_for(self, handle: _core.Handle, deadline: float, timeout_s: float) -> None:
-        if not is_done_by(handle, deadline, self._deadline):
-            raise StalledError(
-                f"{self._title}: not complete within the timeout of {timeout_s:g} s. Do all ranks of the group call "
-                "it, or is one stuck in something else?"
-            )
+    def _overdue(self, timeout_s: float) -> StalledError:
+        return StalledError(
+            f"{self._title}: not complete within the timeout of {timeout_s:g} s. Do all ranks of the group call "
+            "it, or is one stuck in something else?"
+        )
 
     def _settle(self) -> None:
         """All handles are done: makes the results, once."""

@@ -1,6 +1,7 @@
 """What scripts rely on in gloo beside the values of operations: when results arrive, timeouts, what is only read."""
 
 import time
+from datetime import timedelta
 
 import pytest
 from harness.frameworks import need_torch_of_backend, on_demand
@@ -13,6 +14,7 @@ dist = on_demand("torch.distributed")
 hvd = on_demand("ringtrain.torch")
 
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64", "bool"]
+SHORT = timedelta(seconds=0.2)
 
 
 def turned(rows, columns, value):
@@ -116,3 +118,69 @@ def test_results_that_need_a_copy_arrive_without_any_call():
             assert time.monotonic() < end, [(values_of(got), right) for got, right in results]
             time.sleep(0.01)
         dist.barrier()
+
+
+# ------------------------------------------------------------------------------------------------------- timeouts
+
+
+def late_ones(rank):
+    """Operations that rank 1 calls later, by name: each returns its Work, its result and the right value."""
+    group = dist.group.WORLD
+    value = rank + 1.0
+    lists, pair, whole = [torch.zeros(2) for _ in range(2)], [torch.zeros(2) for _ in range(2)], torch.ones(3)
+    part, turned_one, other, found = torch.zeros(2), turned(3, 2, value), torch.zeros(4), torch.zeros(2)
+    yield dist.all_reduce(whole, async_op=True), whole, [2.0] * 3
+    yield dist.all_gather(lists, torch.full((2,), value), async_op=True), lists, [[1.0] * 2, [2.0] * 2]
+    yield dist.all_reduce(turned_one, async_op=True), turned_one, [[3.0] * 2] * 3
+    yield dist.reduce_scatter(part, [torch.full((2,), value)] * 2, async_op=True), part, [3.0] * 2
+    yield dist.all_to_all(pair, [torch.full((2,), value)] * 2, async_op=True), pair, [[1.0] * 2, [2.0] * 2]
+    yield dist.barrier(async_op=True), [], []
+    with dist._coalescing_manager(group=group, async_ops=True) as manager:
+        dist.all_gather_into_tensor(other, torch.full((2,), value))
+    yield manager.works[0], other, [1.0, 1.0, 2.0, 2.0]
+    if rank == 0:
+        yield dist.batch_isend_irecv([dist.P2POp(dist.irecv, found, 1)])[0], found, [9.0, 9.0]
+        anyone = torch.zeros(2)
+        yield dist.irecv(anyone), anyone, [8.0, 8.0]
+    else:
+        yield dist.isend(torch.full((2,), 9.0), 0), [], []
+        yield dist.isend(torch.full((2,), 8.0), 0), [], []
+
+
+@pytest.mark.ranks(2)
+def test_a_wait_that_was_too_short_may_be_repeated():
+    with default_group() as rank:
+        for _ in range(2):
+            if rank:
+                hvd.barrier()
+                for work, got, right in late_ones(rank):
+                    work.wait()
+                    assert values_of(got) == right
+                continue
+            works = list(late_ones(rank))
+            for work, _, _ in works:
+                for _ in range(2):
+                    with pytest.raises(hvd.StalledError, match=r"not complete within the timeout of 0\.2 s"):
+                        work.wait(SHORT)
+                assert not work.is_completed() and not work.is_success() and work.exception() is None
+            futures = [work.get_future() for work, _, _ in works[:3]]
+            hvd.barrier()
+            for work, got, right in works:
+                work.wait()
+                assert values_of(got) == right
+                assert work.is_completed() and work.is_success() and work.exception() is None
+            for future in futures:
+                future.wait()
+
+
+@pytest.mark.ranks(2)
+def test_the_timeout_of_an_operation_is_its_end():
+    with default_group(timeout_s=0.3) as rank:
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(2), async_op=True)
+            for _ in range(2):
+                with pytest.raises(hvd.StalledError, match=r"within the timeout of 0\.3 s"):
+                    work.wait()
+            assert work.is_completed() and not work.is_success()
+            assert isinstance(work.exception(), hvd.StalledError)
+        hvd.barrier()
