@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar, cast
 
 from ringtrain.arrays.adapter import adapter_for
@@ -574,6 +574,25 @@ class KVStore(KVStoreBase):
         """
         self._backend.require_usable()
         self._backend.command(head, str(body))
+
+    def require_unused(self, call: str, keys: Iterable[Key] | None = None) -> None:
+        """Checks before a trainer takes the store that nothing else uses it: keys and optimizer would be those of both.
+
+        Args:
+            keys: those that the trainer will init, if others and an optimizer may be there.
+
+        Raises:
+            ValueError: a key has a value, or an updater is set.
+        """
+        entries = self._backend.entries
+        used = [f"key {one!r}" for one in (entries if keys is None else keys) if one in entries][:1]
+        if keys is None and (self._backend.updater is not None or self._backend.function is not None):
+            used.append("an updater")
+        if used:
+            raise ValueError(
+                f"{call}: this store has {' and '.join(used)} already, of another trainer or of the script; make a "
+                "store for each trainer with create()"
+            )
 
     def _given(self, call: str, key: Any, value: Any) -> Groups:
         self._backend.require_usable()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.kvstore import state_files
-from ringtrain.kvstore.store import create
+from ringtrain.kvstore.store import KVStore, create
 from ringtrain.kvstore.updaters import LocalUpdater, updater_for
 
 _VARIABLE = "MXNET_UPDATE_ON_KVSTORE"
@@ -25,13 +25,14 @@ class Trainer:
         params: tensors with gradients, pairs of names and tensors, or a dict; those without requires_grad are left out.
         optimizer: as for `set_optimizer` of a store; or an optimizer of torch.optim, which updates on each worker.
         optimizer_params: with a name, MXNet's arguments, such as {"learning_rate": 0.1}.
-        kvstore: a store, or the name of one.
+        kvstore: a store that no other Trainer uses, or the name of one.
         compression_params: as for `set_gradient_compression` of a store.
         update_on_kvstore: whether the store updates the weights, or each worker with the sums of the gradients. By
             default the environment variable MXNET_UPDATE_ON_KVSTORE or else the type of the store decides.
 
     Raises:
-        ValueError: no parameter has requires_grad, or update_on_kvstore needs another store.
+        ValueError: no parameter has requires_grad, update_on_kvstore needs another store, or the store has keys
+            or an optimizer already, such as those of another Trainer.
         TypeError: the object is not an optimizer.
     """
 
@@ -54,6 +55,8 @@ class Trainer:
         self._updater = None if self._of_torch is not None else updater_for(optimizer, dict(optimizer_params or {}))
         if self._of_torch is not None and optimizer_params:
             raise ValueError("optimizer_params need the name of an optimizer, not an object")
+        if isinstance(self._store, KVStore):
+            self._store.require_unused("Trainer")
         if compression_params is not None:
             self._store.set_gradient_compression(compression_params)
         if self._updates_on_store:

@@ -6,7 +6,7 @@ so do MXNet's own names of distributed stores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mxnet
@@ -87,6 +87,11 @@ class Store(KVStoreBase):  # type: ignore[misc]
             made = mxnet.nd.sparse.row_sparse_array((found.rows, found.indices), shape=target.shape, dtype=target.dtype)
             with autograd.pause():  # Gluon fetches rows within record()
                 made.copyto(target)
+
+    @raises_mxnet_errors
+    def require_unused(self, trainer: str, keys: Iterable[Any] | None = None) -> None:
+        if not isinstance(self, AllreduceStore):  # whose keys keep nothing
+            self._store.require_unused(trainer, keys)
 
     @raises_mxnet_errors
     def set_optimizer(self, optimizer: Any) -> None:
@@ -307,6 +312,26 @@ def _create_kvstore(store: Any, num_device: int, arg_params: Any) -> Any:
     return _create(store, num_device, arg_params)
 
 
+def _for_trainer(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `create` for a Trainer of Gluon: all have numbers from 0 as keys, and a store has one optimizer."""
+
+    def create_for_trainer(store: Any, *arguments: Any) -> Any:
+        made, updates = create(store, *arguments)
+        if isinstance(made, Store):
+            made.require_unused("Trainer")
+        return made, updates
+
+    return create_for_trainer
+
+
+def _create_kvstore_of_module(store: Any, num_device: int, arg_params: Any) -> Any:
+    """As `_create_kvstore`, for a Module: keys are names, and the modules of a SequentialModule may share a store."""
+    made, updates = _create_kvstore(store, num_device, arg_params)
+    if isinstance(made, Store):
+        made.require_unused("Module", arg_params)
+    return made, updates
+
+
 def _create_sparse_kvstore(store: Any) -> Any:
     """As MXNet's, which takes its own stores and names, and here those of ringtrain that can update weights."""
     if isinstance(store, Store) and store.is_capable(KVStoreBase.OPTIMIZER):
@@ -314,7 +339,9 @@ def _create_sparse_kvstore(store: Any) -> Any:
     return _create_sparse(store)
 
 
-for _place in (model, gluon_trainer, module):
-    _place._create_kvstore, _place._create_sparse_kvstore = _create_kvstore, _create_sparse_kvstore
+for _place in (model, module):
+    _place._create_kvstore, _place._create_sparse_kvstore = _create_kvstore_of_module, _create_sparse_kvstore
+gluon_trainer._create_kvstore = _for_trainer(_create_kvstore)
+gluon_trainer._create_sparse_kvstore = _for_trainer(_create_sparse_kvstore)
 _register(["ringtrain", "horovod", "dist_ringtrain", "dist_horovod"])
 KVStoreBase.kv_registry.setdefault("byteps", _BytePSStore)

@@ -70,7 +70,7 @@ class Program:
     def push(self, keys: list[Any], devices: int) -> None:
         """In another order on every second worker, as a list or one by one, and one key twice.
 
-        A function of the script updates in the push: the order of pushes is then that of all workers, but not of a list.
+        A function of the script updates in the push: then all workers push in the same order, but for keys of one list.
         """
         keys = [*keys, keys[0]]
         mine = {key: [self.to(array) for array in self.of_workers(key, devices)[self.kv.rank]] for key in keys}

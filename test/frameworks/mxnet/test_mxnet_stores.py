@@ -172,6 +172,42 @@ def test_a_trainer_sends_rows_of_a_gradient_and_gets_whole_weights():
         adding.step(1)
 
 
+def step(net, trainer):
+    with autograd.record():
+        loss = net(mx.nd.ones((1, 2))).sum()
+    loss.backward()
+    trainer.step(1)
+
+
+@pytest.mark.ranks(2)
+def test_a_store_that_updates_has_one_trainer():
+    hvd.replace_kvstore()
+    kv = mx.kv.create("dist_sync")
+    nets = [gluon.nn.Dense(1, use_bias=False, in_units=2) for _ in range(2)]
+    for net in nets:
+        net.initialize(mx.init.One())
+    one, other = (gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=kv) for net in nets)
+    step(nets[0], one)
+    with pytest.raises(ValueError, match="Trainer: this store has key 0 and an updater already, of another trainer"):
+        step(nets[1], other)
+    step(nets[0], one)
+    require_equal(nets[0].weight.data().asnumpy(), np.full((1, 2), -1, np.float32))
+
+
+@pytest.mark.ranks(2)
+def test_two_trainers_share_a_store_that_only_adds_up():
+    kv = mx.kv.create("ringtrain")
+    nets = [gluon.nn.Dense(units, use_bias=False, in_units=2) for units in (1, 3)]
+    for net in nets:
+        net.initialize(mx.init.One())
+    trainers = [gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=kv) for net in nets]
+    for _ in range(2):
+        for net, trainer in zip(nets, trainers, strict=True):
+            step(net, trainer)
+    for net in nets:
+        require_equal(net.weight.data().asnumpy(), np.full(net.weight.shape, -1, np.float32))
+
+
 @pytest.mark.ranks(2)
 def test_a_module_trains_a_row_sparse_weight_on_the_store():
     hvd.replace_kvstore()
