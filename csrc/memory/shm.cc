@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -41,12 +42,14 @@ struct OpenFile {
   struct stat status;
 };
 
-// A file of this user's. Anything else is looked at, but not opened: there are devices for which that means something.
-OpenFile open_own(const std::string& path, int more_flags) {
+// A file of this user's, with this identity if one is given. Anything else is looked at, but not opened: there are
+// devices for which that means something, and to close a file again would end the life lock of this process on it.
+OpenFile open_own(const std::string& path, int more_flags, std::optional<uint64_t> identity = std::nullopt) {
   OpenFile file = {-1, {}};
   const int looked_at = open(path.c_str(), O_PATH | O_CLOEXEC | more_flags);
   if (looked_at < 0) return file;
-  if (fstat(looked_at, &file.status) == 0 && S_ISREG(file.status.st_mode) && file.status.st_uid == geteuid())
+  if (fstat(looked_at, &file.status) == 0 && S_ISREG(file.status.st_mode) && file.status.st_uid == geteuid() &&
+      identity_of(file.status) == identity.value_or(identity_of(file.status)))
     file.descriptor = open(("/proc/self/fd/" + std::to_string(looked_at)).c_str(), O_RDWR | O_CLOEXEC);
   close(looked_at);
   return file;
@@ -104,11 +107,9 @@ SharedSegment SharedSegment::create(size_t bytes, Pages pages) {
 
 SharedSegment SharedSegment::attach(int64_t creator_pid, uint64_t ticket, size_t bytes) {
   const std::string path = "/proc/" + std::to_string(creator_pid) + "/fd/" + std::to_string(ticket >> kIdentityBits);
-  const OpenFile file = open_own(path, 0);
-  // The same pid may be another process here, or has become one.
-  if (file.descriptor >= 0 && identity_of(file.status) == (ticket & kIdentityMask))
-    return SharedSegment(bytes, require_size(file, bytes, path));
-  if (file.descriptor >= 0) close(file.descriptor);
+  // The same pid may be another process here, such as this one in a PID namespace, or has become one.
+  const OpenFile file = open_own(path, 0, ticket & kIdentityMask);
+  if (file.descriptor >= 0) return SharedSegment(bytes, require_size(file, bytes, path));
   throw failure("the shared memory of process " + std::to_string(creator_pid) + " cannot be seen from here");
 }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,7 +162,8 @@ def become_rank(variables: Mapping[str, str], secret: bytes) -> None:
 
 
 def _file_of(secret: bytes) -> IO[bytes]:
-    file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    file = open(os.memfd_create("ringtrain-secret"), "wb")  # noqa: SIM115  # the caller closes it
+    os.fchmod(file.fileno(), 0o600)
     file.write(secret)
     file.flush()
     return file

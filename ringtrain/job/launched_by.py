@@ -200,8 +200,9 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 # The variables by which ringrun describes a job without an MPI to its ranks.
-OF_RINGRUN = tuple(
-    f"RINGTRAIN_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "RENDEZVOUS", "SECRET_FILE")
+OF_RINGRUN = (
+    *("RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE"),
+    *("RINGTRAIN_RENDEZVOUS", "RINGTRAIN_SECRET_FILE", "_RINGTRAIN_SECRET_DESCRIPTOR"),
 )
 
 

@@ -10,7 +10,11 @@ import stat
 from pathlib import Path
 
 FILE_VARIABLE = "RINGTRAIN_SECRET_FILE"
+# Set by agents beside it: that file, the descriptor of it that a rank inherits, and its device and inode, by which a
+# process knows that the descriptor is still of this file.
+DESCRIPTOR_VARIABLE = "_RINGTRAIN_SECRET_DESCRIPTOR"
 _BYTES = 32
+_MOST_BYTES = 1024
 
 
 def job_secret(job: str, *, is_of_job: bool = False) -> bytes:
@@ -21,11 +25,30 @@ def job_secret(job: str, *, is_of_job: bool = False) -> bytes:
 
     Raises PermissionError as `read`, and OSError where it cannot be read or made.
     """
-    named = os.environ.get(FILE_VARIABLE)
-    if named and not is_of_job:
-        return read(Path(named))
-    secret = read(Path(named) if named else _own_file())
+    given = _given()
+    if given and not is_of_job:
+        return given
+    secret = given or read(_own_file())
     return hmac.digest(secret, job.encode(), "sha256")
+
+
+def _given() -> bytes | None:
+    """Returns the secret that the launcher or the user has given; None if neither has."""
+    named = os.environ.get(FILE_VARIABLE)
+    if not named:
+        return None
+    path, *numbers = os.environ.get(DESCRIPTOR_VARIABLE, "").split() or [""]
+    if path == named and len(numbers) == 3:
+        descriptor, device, inode = map(int, numbers)
+        with contextlib.suppress(OSError):  # closed, as by subprocess, which closes what it does not know
+            state = os.fstat(descriptor)
+            if (state.st_dev, state.st_ino) == (device, inode):
+                return os.pread(descriptor, _MOST_BYTES, 0)
+    try:
+        return read(Path(named))
+    except FileNotFoundError as error:
+        what = f"{FILE_VARIABLE} names the file of the secret of this job, which is not visible to this process"
+        raise type(error)(error.errno, f"{what}; mount it here, or set {FILE_VARIABLE} to where it is", named) from None
 
 
 def write(path: Path) -> None:
@@ -46,7 +69,7 @@ def read(path: Path) -> bytes:
         is_of_own_group = of_group == stat.S_IRGRP and status.st_gid in {os.getegid(), *os.getgroups()}
         if of_others or (of_group and not is_of_own_group):
             raise PermissionError(f"{path} holds the secret of a job, but others may read it: chmod 600 {path}")
-        secret = file.read(1024)
+        secret = file.read(_MOST_BYTES)
     if len(secret) < _BYTES:
         raise ValueError(f"{path} is to hold the secret of a job, but has less than {_BYTES} bytes")
     return secret

@@ -27,7 +27,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -43,6 +42,8 @@ _END_S = 5.0
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Nobody here takes an exit that was asked for from a launcher that would end the other ranks for it.
 _GRACE_VARIABLE = "RINGRUN_GRACE_S"
+# As in job/rendezvous/secret.py.
+_SECRET_DESCRIPTOR_VARIABLE = "_RINGTRAIN_SECRET_DESCRIPTOR"
 # As in rank_wrapper.py.
 _SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 # How variables begin that a launcher sets for each of its processes, or its own daemons.
@@ -170,24 +171,36 @@ class Agent:
         self._ranks: list[Rank] = []
         self._input: Input | None = None
         self._stays = order.agent_stays
+        self._secret = -1  # a descriptor
         self._wake_up = self._handle_signals()
 
     def run(self, later: list[bytes]) -> None:
         """Run the ranks to their end, and obey. Raises OSError where they cannot be started."""
         first = self._order.first
         try:
-            with tempfile.TemporaryFile() as secret:  # it has no name, so that it goes with this process
-                secret.write(bytes.fromhex(self._order.secret))
-                secret.flush()
-                self._environment["RINGTRAIN_SECRET_FILE"] = f"/proc/{os.getpid()}/fd/{secret.fileno()}"
-                for number in range(first, first + self._order.ranks):
-                    self._start(number)
-                self._obey(later)
-                self._follow()
+            self._secret = self._keep_secret()
+            for number in range(first, first + self._order.ranks):
+                self._start(number)
+            self._obey(later)
+            self._follow()
         finally:
             self._signal(signal.SIGKILL)  # also what they have left behind
             for rank in self._ranks:
                 rank.process.poll()
+
+    def _keep_secret(self) -> int:
+        """Returns the descriptor of a file in memory with the secret, which goes with the processes that have it open.
+
+        The ranks inherit it, since they may be in namespaces or of a user from where /proc does not lead here. What a
+        rank starts may have no descriptor, but a way through /proc.
+        """
+        secret = os.memfd_create("ringtrain-secret")
+        os.fchmod(secret, 0o600)
+        os.write(secret, bytes.fromhex(self._order.secret))
+        path, state = f"/proc/{os.getpid()}/fd/{secret}", os.fstat(secret)
+        self._environment["RINGTRAIN_SECRET_FILE"] = path
+        self._environment[_SECRET_DESCRIPTOR_VARIABLE] = f"{path} {secret} {state.st_dev} {state.st_ino}"
+        return secret
 
     def _handle_signals(self) -> int:
         wake_up, wake_up_end = os.pipe()
@@ -217,6 +230,7 @@ class Agent:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=[self._secret],
         )
         rank = Rank(number, process)
         self._ranks.append(rank)
