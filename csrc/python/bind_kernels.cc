@@ -10,6 +10,7 @@
 #include "kernels/optimize.h"
 #include "kernels/quantize.h"
 #include "kernels/reduce.h"
+#include "kernels/rows.h"
 #include "python/bind.h"
 
 namespace ringtrain {
@@ -95,6 +96,25 @@ void sum(const std::vector<nb::tuple>& sources, const nb::tuple& destination) {
   const KeptDenormals kept;
   reduce({spec.dtype, Reduce::sum, 1.0}, &there, 1, addresses.data(), static_cast<int>(addresses.size()),
          static_cast<size_t>(spec.count()));
+}
+
+void sum_rows_of_views(const nb::tuple& places, const nb::tuple& rows, const nb::tuple& sums, double scale) {
+  const TensorView source = on_host(rows), destination = on_host(sums);
+  const DType dtype = source.spec.dtype;
+  const int64_t count = on_host(places).spec.count();
+  const auto first = static_cast<const int64_t*>(on_host(places, DType::int64, count).address);
+  if (source.spec.shape.empty() || destination.spec.shape.empty() || source.spec.shape[0] != count)
+    throw invalid("a sum of rows needs a place for each row, and arrays of rows, not " + std::to_string(count) +
+                  " places, " + to_string(source.spec) + " and " + to_string(destination.spec));
+  if (count == 0) return;
+  const int64_t elements = source.spec.count() / count;
+  const int64_t number = destination.spec.shape[0];
+  const void* const there = on_host(rows, dtype, count * elements).address;
+  void* const here = on_host(sums, dtype, number * elements).address;
+  ReleasedGil release;
+  const KeptDenormals kept;
+  sum_rows({dtype, Reduce::sum, scale}, here, static_cast<size_t>(number), there, first, static_cast<size_t>(count),
+           static_cast<size_t>(elements));
 }
 
 void update(const UpdateRule& rule, const nb::tuple& weight, const nb::tuple& grad,
@@ -198,6 +218,8 @@ void bind_kernels(nb::module_& module) {
            nb::arg("lr"), nb::arg("wd"));
   module.def("sum", &sum, nb::arg("sources"), nb::arg("destination"),
              "One pass over arrays of one dtype; the destination may be one of them. See csrc/kernels/reduce.h.");
+  module.def("sum_rows", &sum_rows_of_views, nb::arg("places"), nb::arg("rows"), nb::arg("sums"), nb::arg("scale"),
+             "sums[place] = scale * the sum of the rows of this place; see csrc/kernels/rows.h.");
   module.def(
       "quantized_bytes",
       [](const std::string& kind, size_t count) { return quantized_bytes(make_quantizer(kind, 1).kind, count); },

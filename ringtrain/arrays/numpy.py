@@ -129,6 +129,20 @@ def rows(array: Array) -> Array:
     return array.reshape(1) if array.ndim == 0 else array
 
 
+def sum_rows(numbers: Array, rows: Array, scale: float = 1.0) -> tuple[Array, Array]:
+    """Returns each number once, in order, with `scale` times the sum of its rows, rounded as the sum of whole arrays.
+
+    Args:
+        numbers: of the rows, int64.
+        rows: as many, of a dtype of the core or complex.
+        scale: 1/n divides by n, also integers.
+    """
+    merged, places = np.unique(numbers, return_inverse=True)
+    total = np.empty((merged.size, *rows.shape[1:]), rows.dtype)
+    _core.sum_rows(view(places.reshape(-1)), view(prepare(rows)), view(total), scale)
+    return merged, total
+
+
 def is_finite(array: Array) -> bool:
     if array.dtype.kind in "biu":
         return True

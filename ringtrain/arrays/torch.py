@@ -141,18 +141,70 @@ def set_rows(tensor: torch.Tensor, numbers: Any, rows: Any) -> None:
     """Give a sparse_coo tensor these rows, in its dtype, and no others; they are in order."""
     values = torch.empty(rows.shape, dtype=tensor.dtype, device=tensor.device)
     assign_host(values, rows)
-    indices = torch.from_numpy(numbers).reshape(1, -1)
-    made = torch.sparse_coo_tensor(
-        indices,
-        values,
-        tensor.shape,
-        dtype=tensor.dtype,
-        device=tensor.device,
-        is_coalesced=True,
-        check_invariants=False,
-    )
+    indices = torch.from_numpy(numbers).reshape(1, -1).to(tensor.device)
     with torch.no_grad():
-        tensor.copy_(made)
+        tensor.copy_(_as_coalesced(indices, values, tensor.shape))
+
+
+def coalesced(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a sparse_coo tensor with each index once; 16-bit floats are summed in float32, unlike by `coalesce()`."""
+    if tensor.is_coalesced():
+        return tensor
+    return sum_sparse(tensor._indices(), tensor._values(), tensor.shape)
+
+
+def sum_sparse(indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int], divisor: int = 1) -> torch.Tensor:
+    """Returns a coalesced tensor with the sums of values of one index, divided. Rounded as the sum of dense tensors.
+
+    Args:
+        indices: int64[dimensions, n], all within the shape.
+        values: n of them.
+        shape: of the tensor.
+        divisor: 2 or more for an average, also of integers.
+    """
+    if not values.is_cpu or not len(values):
+        return _sum_by_coalesce(indices, values, shape, divisor)
+    of_indices = shape[: indices.shape[0]]
+    strides = [math.prod(of_indices[place + 1 :]) for place in range(len(of_indices))]
+    numbers = (indices * torch.tensor(strides, dtype=torch.int64).reshape(-1, 1)).sum(0)
+    merged, places = torch.unique(numbers, return_inverse=True)
+    total = torch.empty((len(merged), *values.shape[1:]), dtype=values.dtype)
+    _core.sum_rows(view(places), view(prepare(values)), view(total), 1 / divisor)
+    of_sums = torch.empty((len(strides), len(merged)), dtype=torch.int64)
+    for place, (stride, length) in enumerate(zip(strides, of_indices, strict=True)):
+        of_sums[place] = merged.div(stride, rounding_mode="floor") % length
+    return _as_coalesced(of_sums, total, shape)
+
+
+def _sum_by_coalesce(indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int], divisor: int) -> torch.Tensor:
+    """By torch's `coalesce`, which is the only sum of rows on a GPU that has the same bits in each run."""
+    is_short = values.is_floating_point() and values.dtype.itemsize < 4
+    wide = values.float() if is_short else values
+    total = torch.sparse_coo_tensor(indices, wide, tuple(shape), check_invariants=False).coalesce()
+    sums = total.values()
+    if divisor != 1 and values.dtype != torch.bool:
+        is_integer = not (sums.is_floating_point() or sums.is_complex())
+        sums = sums.div(divisor, rounding_mode="trunc") if is_integer else sums * (1 / divisor)
+    return _as_coalesced(total.indices(), sums.to(values.dtype), shape)
+
+
+def _as_coalesced(indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    made = (indices, values, tuple(shape))
+    return torch.sparse_coo_tensor(*made, is_coalesced=True, check_invariants=False)
+
+
+def require_indices(title: str, tensor: torch.Tensor) -> None:
+    """Raises ValueError where an index of a sparse_coo tensor is outside of it, which torch does not check."""
+    indices = tensor._indices()
+    if not indices.shape[1]:
+        return
+    smallest, largest = indices.amin(1).tolist(), indices.amax(1).tolist()
+    for dimension, (low, high) in enumerate(zip(smallest, largest, strict=True)):
+        length = tensor.shape[dimension]
+        if low < 0 or high >= length:
+            raise ValueError(
+                f"{title}: indices of dimension {dimension} must be in 0..{length - 1}, not in {low}..{high}"
+            )
 
 
 def note_change(tensor: torch.Tensor) -> None:
@@ -183,7 +235,7 @@ def rows(tensor: torch.Tensor) -> torch.Tensor:
 def is_finite(tensor: torch.Tensor) -> Any:
     values = tensor.detach()
     if values.is_sparse:
-        values = values.coalesce().values()
+        values = coalesced(values).values()
     if not values.numel():
         return True
     if _is_on_gpu(values) and values.is_floating_point():

@@ -11,7 +11,6 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
-from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.engine.handles import Handle, Pending, on_gpu_of
 from ringtrain.engine.process_sets import ProcessSet
@@ -74,9 +73,8 @@ class Backend:
 
     def push_rows(self, entry: Entry, values: Sequence[RowSparse], priority: int) -> list[Pending[Any]]:
         """Pushes rows; here as a whole value with zeros in all others."""
-        dtype = numpy_adapter.cast(np.empty(0, np.float32), entry.dtype_name).dtype
-        total = sum_of(entry.key, values, entry.shape, dtype)
-        whole = np.zeros(entry.shape, dtype)
+        total = sum_of(entry, values)
+        whole = np.zeros(entry.shape, total.rows.dtype)
         whole[total.indices] = total.rows
         return self.push([(entry, [whole])], priority, copies=False)
 

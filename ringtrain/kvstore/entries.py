@@ -191,9 +191,18 @@ def require_fitting(call: str, entry: Entry, array: Any) -> None:
         raise ValueError(f"{call}: key {entry.key!r} has shape {entry.shape}, but the value has {tuple(array.shape)}")
     if array.dtype == entry.dtype:
         return
-    dtype = adapter_for(array).dtype_name(array)
-    if dtype != entry.dtype_name and not (dtype == "float32" and entry.dtype_name in places.SIXTEEN_BITS):
+    require_dtype(call, entry, adapter_for(array).dtype_name(array))
+
+
+def require_dtype(call: str, entry: Entry, dtype: str) -> None:
+    """Raises ValueError unless values of the dtype may be pushed to the key, whole ones or rows."""
+    if not is_fitting(entry, dtype):
         raise ValueError(f"{call}: key {entry.key!r} is {entry.dtype_name}, but the value is {dtype}; convert it")
+
+
+def is_fitting(entry: Entry, dtype: str) -> bool:
+    """Whether it is the dtype of the key, or float32 for 16-bit floats."""
+    return dtype == entry.dtype_name or (dtype == "float32" and entry.dtype_name in places.SIXTEEN_BITS)
 
 
 class Holder(Protocol):

@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
+from ringtrain.kvstore.entries import Entry, is_fitting, require_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -21,7 +23,7 @@ class RowSparse:
     """
 
     def __init__(self, indices: Any = (), rows: Any = ()) -> None:
-        self.indices: Array = np.asarray(_on_host(indices), np.int64)
+        self.indices: Array = _as_numbers("RowSparse", _on_host(indices))
         self.rows: Array = _on_host(rows)
 
     def __repr__(self) -> str:
@@ -39,10 +41,10 @@ def as_rows(call: str, key: Any, value: Any) -> RowSparse:
         return value
     if not is_sparse(value):
         raise ValueError(f"{call}: key {key!r} has both rows and whole values; give it one kind")
-    whole = value.detach().coalesce()
-    if whole.sparse_dim() != 1:
-        raise ValueError(f"{call}: key {key!r} needs a tensor with 1 sparse dimension, not {whole.sparse_dim()}")
-    return RowSparse(whole.indices()[0], whole.values())
+    if value.sparse_dim() != 1:
+        raise ValueError(f"{call}: key {key!r} needs a tensor with 1 sparse dimension, not {value.sparse_dim()}")
+    whole = value.detach()
+    return RowSparse(whole._indices()[0], whole._values())  # sum_of() adds up repeated ones
 
 
 def require_place(call: str, key: Any, out: Any, shape: tuple[int, ...]) -> None:
@@ -65,26 +67,45 @@ def numbers_of(call: str, key: Any, row_ids: Any, rows: int) -> Array:
     """Returns the sorted unique numbers of rows. Raises ValueError for a row that the key does not have."""
     if row_ids is None:
         raise ValueError(f"{call}: key {key!r} needs row_ids, the numbers of the rows")
-    numbers = np.unique(np.asarray(_on_host(row_ids), np.int64))
+    numbers = np.unique(_as_numbers(call, _on_host(row_ids)))
     if numbers.size and not (numbers[0] >= 0 and numbers[-1] < rows):
         raise ValueError(f"{call}: key {key!r} has rows 0 to {rows - 1}, not {numbers[0]} to {numbers[-1]}")
     return numbers
 
 
-def sum_of(key: Any, values: Sequence[RowSparse], shape: tuple[int, ...], dtype: Any) -> RowSparse:
-    """Returns the sum, with each row once. Raises ValueError for rows outside of the key, or of another shape."""
-    indices = np.concatenate([value.indices for value in values])
-    for value in values:
-        if value.rows.shape != (value.indices.size, *shape[1:]):
+def sum_of(entry: Entry, values: Sequence[RowSparse]) -> RowSparse:
+    """Returns the sum, with each row once, of the dtype that the sum of whole values would have.
+
+    Raises:
+        ValueError: rows outside of the key, or of another shape or dtype.
+    """
+    key, of_row = entry.key, entry.shape[1:]
+    given = [value for value in values if value.indices.size or value.rows.size]  # RowSparse() has no shape
+    for value in given:
+        if value.rows.shape != (value.indices.size, *of_row):
             raise ValueError(
-                f"push: key {key!r} has rows of shape {shape[1:]}, but {value.indices.size} indices come with "
+                f"push: key {key!r} has rows of shape {of_row}, but {value.indices.size} indices come with "
                 f"{value.rows.shape}"
             )
-    numbers = numbers_of("push", key, indices, shape[0])
-    rows = np.concatenate([value.rows for value in values])
-    total = np.zeros((numbers.size, *shape[1:]), rows.dtype)
-    np.add.at(total, np.searchsorted(numbers, indices), rows)
-    return RowSparse(numbers, np.ascontiguousarray(total, dtype))
+        require_dtype("push", entry, value.rows.dtype.name)
+    names = [value.rows.dtype.name for value in values if is_fitting(entry, value.rows.dtype.name)]
+    dtype = numpy_adapter.cast(np.empty(0, np.float32), names[0] if names else entry.dtype_name).dtype
+    none = np.empty((0, *of_row), dtype)
+    indices = np.concatenate([np.empty(0, np.int64), *(value.indices.reshape(-1) for value in given)])
+    rows = [value.rows for value in given]
+    wide = np.result_type(none, *rows) if len({one.dtype for one in rows}) > 1 else dtype  # float32 among 16-bit ones
+    numbers_of("push", key, indices, entry.shape[0])
+    numbers, total = numpy_adapter.sum_rows(indices, np.concatenate([none, *rows], dtype=wide))
+    return RowSparse(numbers, total.astype(dtype, copy=False))
+
+
+def _as_numbers(call: str, numbers: Array) -> Array:
+    """Returns int64. Raises ValueError for fractions, NaN, and numbers beyond int64."""
+    with np.errstate(invalid="ignore"):
+        whole = np.asarray(numbers).astype(np.int64, copy=False)
+    if numbers.dtype.kind not in "iu" and not np.array_equal(whole, numbers):
+        raise ValueError(f"{call}: numbers of rows are integers, not {numbers.dtype} such as {numbers.ravel()[0]}")
+    return whole
 
 
 def _on_host(array: Any) -> Array:

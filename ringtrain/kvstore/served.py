@@ -199,7 +199,7 @@ class ServedBackend(Backend):
             return super().push_rows(entry, values, priority)
         self._require_updates()
         served = self._served(entry.key)
-        total = sparse_sum(served.key, values, served.shape, served.dtype_of_numpy)
+        total = sparse_sum(served, values)
         (rates,) = self._rates([served])
         views = numpy_adapter.view(total.indices), prod(served.shape[1:]), numpy_adapter.view(total.rows)
         with KeepsArrays(self._client, total):

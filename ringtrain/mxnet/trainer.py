@@ -13,6 +13,7 @@ import numpy as np
 
 from ringtrain import ops
 from ringtrain._core import OpKind
+from ringtrain.arrays.numpy import sum_rows
 from ringtrain.engine.compression import Compression, GradientCompression, PowerSGD, QuantizingCompressor
 from ringtrain.engine.handles import synchronize
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
@@ -175,13 +176,10 @@ def average_rows(gradient: Any, name: str, process_set: ProcessSet) -> None:
         rows = np.zeros((0, *gradient.shape[1:]), gradient.dtype)
     of_all = ops.allgather(numbers, f"{name}.indices", process_set)
     rows_of_all = ops.allgather(np.ascontiguousarray(rows), f"{name}.rows", process_set)
-    merged = np.unique(of_all)
-    total = np.zeros((merged.size, *gradient.shape[1:]), np.float64 if gradient.dtype == np.float64 else np.float32)
-    np.add.at(total, np.searchsorted(merged, of_all), rows_of_all)
-    total /= process_set.size() or 1
+    merged, total = sum_rows(of_all, rows_of_all, 1 / (process_set.size() or 1))
     if merged.size:
         average = mxnet.nd.sparse.row_sparse_array(
-            (total.astype(gradient.dtype), merged), shape=gradient.shape, dtype=gradient.dtype, ctx=gradient.context
+            (total, merged), shape=gradient.shape, dtype=gradient.dtype, ctx=gradient.context
         )
     else:
         average = mxnet.nd.sparse.zeros("row_sparse", gradient.shape, ctx=gradient.context, dtype=gradient.dtype)

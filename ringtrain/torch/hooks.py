@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
+from ringtrain.arrays.torch import coalesced
 from ringtrain.engine.handles import Handle
 from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import StepOrderError
@@ -369,7 +370,7 @@ class GradientHooks:
             self._submit_sparse(gradient, grad if grad.is_sparse else grad.to_sparse(1))
             return
         if grad.is_sparse:
-            grad = grad.to_dense()
+            grad = coalesced(grad).to_dense()
         if self._shared is not None and grad.is_cpu:
             grad = self._shared.take(gradient.parameter, grad)
         if grad.is_complex():

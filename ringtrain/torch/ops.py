@@ -15,6 +15,7 @@ import torch
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
+from ringtrain.arrays.torch import coalesced, require_indices, sum_sparse
 from ringtrain.engine.compression import AnyCompressor, Compression
 from ringtrain.engine.handles import Handle
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
@@ -475,8 +476,8 @@ def _even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int] | N
 class SparseHandle:
     """One sparse allreduce under way. Give it to `synchronize` or `poll`, or call it as in Horovod."""
 
-    def __init__(self, tensor: torch.Tensor, indices: Handle[torch.Tensor], values: Handle[torch.Tensor], divisor: int):
-        self._like = tensor
+    def __init__(self, shape: torch.Size, indices: Handle[torch.Tensor], values: Handle[torch.Tensor], divisor: int):
+        self._shape = shape
         self._indices = indices
         self._values = values
         self._divisor = divisor
@@ -492,10 +493,7 @@ class SparseHandle:
             RingtrainError: the operation failed; see ringtrain.errors.
         """
         values = self._values.wait()
-        indices = self._indices.wait().t()
-        if self._divisor != 1:
-            values = values / self._divisor
-        return torch.sparse_coo_tensor(indices, values, self._like.shape, check_invariants=False).coalesce()
+        return sum_sparse(self._indices.wait().t(), values, self._shape, self._divisor)
 
     __call__ = wait
 
@@ -515,24 +513,24 @@ def sparse_allreduce_async(
         process_set: the ranks that take part.
 
     Returns:
-        A handle for `synchronize`, whose result is a coalesced sparse tensor, the same on all ranks.
+        A handle for `synchronize`, whose result is a coalesced sparse tensor, the same on all ranks. Its values are
+        those of an allreduce of dense tensors: 16-bit floats are summed in float32, averages of integers are truncated.
 
     Raises:
         TypeError: the tensor is not sparse in COO layout.
-        ValueError: another op, or an average of integers.
+        ValueError: another op, or an index outside of the tensor.
     """
     title = "sparse_allreduce_async" + (f' "{name}"' if name else "")
     if not torch.is_tensor(tensor) or tensor.layout is not torch.sparse_coo:
         raise TypeError(f"{title} takes a tensor in COO layout, not {getattr(tensor, 'layout', type(tensor).__name__)}")
     if op not in (Average, Sum):
         raise ValueError(f"{title}: op must be Average or Sum, not {getattr(op, 'name', op)}")
-    if op == Average and not tensor.dtype.is_floating_point:
-        raise ValueError(f"{title}: an average of {tensor.dtype} is not {tensor.dtype}; use op=Sum or convert to float")
-    coalesced = tensor.detach().coalesce()
+    require_indices(title, tensor)
+    own = coalesced(tensor.detach())
     # Rows of indices, since gathering concatenates along the first dimension.
-    indices = ops.allgather_async(coalesced.indices().t().contiguous(), part_of(name, "indices"), process_set)
-    values = ops.allgather_async(coalesced.values(), part_of(name, "values"), process_set)
-    return SparseHandle(tensor, indices, values, (process_set.size() or 1) if op == Average else 1)
+    indices = ops.allgather_async(own.indices().t().contiguous(), part_of(name, "indices"), process_set)
+    values = ops.allgather_async(own.values(), part_of(name, "values"), process_set)
+    return SparseHandle(tensor.shape, indices, values, (process_set.size() or 1) if op == Average else 1)
 
 
 def empty_sparse(like: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
+from ringtrain.arrays.torch import coalesced
 from ringtrain.engine.compression import AnyCompressor, Compression
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_compressor
@@ -295,7 +296,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if p.grad.is_sparse and not self.sparse_as_dense:
             return sparse_allreduce_async(p.grad, name=name, op=self.op, process_set=self.process_set), None
         if p.grad.is_sparse:
-            p.grad = p.grad.to_dense()
+            p.grad = coalesced(p.grad).to_dense()
         tensor, ctx = self._compression.compress(p.grad)
         factor = self.gradient_predivide_factor if self.op == Average else 1.0
         handle = ops.allreduce_async_(

@@ -1079,12 +1079,20 @@ kv.barrier()
 first[5] += 2 * kv.num_workers
 first[2] += 2 * kv.num_workers
 assert (kv.pull("e") == first).all() and (kv.pull("b") == kv.num_workers).all()
+kv.init("h", np.zeros((4, 2), np.float16))
+kv.push("h", kvstore.RowSparse([1] * 4096, np.ones((4096, 2), np.float16)))
+kv.push("h", kvstore.RowSparse([2, 2], np.full((2, 2), 1024, np.float32)))
+kv.wait()
+kv.barrier()
+assert kv.pull("h").tolist() == [[0, 0], [8192, 8192], [4096, 4096], [0, 0]], kv.pull("h")
 rows = kv.row_sparse_pull("e", row_ids=[5, 999])
 assert (rows.rows == first[[5, 999]]).all()
 for call, text in [
     (lambda: kv.row_sparse_pull("e", row_ids=[1000]), "has rows 0 to 999"),
     (lambda: kv.row_sparse_pull("e"), "needs row_ids"),
     (lambda: kv.push("e", kvstore.RowSparse([1], np.ones((1, 4), np.float32))), "has rows of shape"),
+    (lambda: kv.push("e", kvstore.RowSparse([1], np.full((1, 3), 1e300))), "is float32, but the value is float64"),
+    (lambda: kv.push("e", kvstore.RowSparse([1000], np.ones((1, 3), np.float32))), "has rows 0 to 999"),
 ]:
     try:
         call()

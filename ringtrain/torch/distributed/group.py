@@ -20,6 +20,7 @@ from torch._C._autograd import _profiler_enabled
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import View
+from ringtrain.arrays.torch import coalesced, require_indices, sum_sparse
 from ringtrain.errors import ShutDownError, StalledError
 from ringtrain.torch.distributed import meeting
 from ringtrain.torch.distributed.buckets import Buckets, is_called_by_backward
@@ -391,7 +392,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
     def _allreduce_sparse(self, tensor: Tensor, op: Any, opts: Any) -> Work:
         if op != RedOp.SUM:
             raise TypeError(f"all_reduce of {self._title}: sparse tensors have SUM alone, not {op.name}")
-        own = tensor.detach().coalesce()
+        require_indices(f"all_reduce of {self._title}", tensor)
+        own = coalesced(tensor.detach())
         indices, values = own.indices().t().contiguous(), own.values().contiguous()
         all_indices = self._gather_rows("all_reduce", indices, opts)
         all_values = self._gather_rows("all_reduce", values, opts)
@@ -401,9 +403,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
                 gathered_rows(all_indices._handles[0], indices),
                 gathered_rows(all_values._handles[0], values),
             )
-            total = torch.sparse_coo_tensor(of_indices.t(), of_values, tensor.shape).coalesce()
             with torch.no_grad():
-                tensor.copy_(total)
+                tensor.copy_(sum_sparse(of_indices.t(), of_values, tensor.shape))
 
         handles = [*all_indices._handles, *all_values._handles]
         arrays = (indices, values)

@@ -437,11 +437,6 @@ BAD_ARGUMENTS = {
         ValueError,
         "Average or Sum",
     ),
-    "sparse average of integers": (
-        lambda: hvd.sparse_allreduce_async(ones().int().to_sparse()),
-        ValueError,
-        "an average of torch.int32",
-    ),
     "meta": (lambda: hvd.allreduce(ones().to("meta")), ValueError, "meta device"),
     "meta, in place": (lambda: hvd.allreduce_(ones().to("meta")), ValueError, "meta device"),
     "wrapper": (lambda: hvd.allreduce(wrapper_of_ones()), TypeError, "cannot send a Wrapper: its elements .* it wraps"),
