@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ringtrain.torch.distributed import backward, bucket_memory, builtin_hooks, meeting
-from ringtrain.torch.distributed.group import DEVICES, ProcessGroup as ProcessGroup
+from ringtrain.torch.distributed.group import DEVICES, Options, ProcessGroup as ProcessGroup
 from ringtrain.torch.distributed.transfers import AnySource, Transfer
 from ringtrain.torch.distributed.work import Work as Work, keep_for_reducers
 
@@ -74,19 +74,23 @@ def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_
         _barrier_of_torch(group, timeout, wait_all_ranks)
 
 
+def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+    """`torch.distributed.distributed_c10d._set_pg_timeout`, which torch itself has for gloo and NCCL alone."""
+    chosen = distributed_c10d._get_default_group() if group is None else group
+    if isinstance(chosen, ProcessGroup):
+        chosen.set_timeout(timeout)
+    else:
+        _set_timeout_of_torch(timeout, group)
+
+
 class _InPlaceOfGloo(ProcessGroup):
     """Made where torch makes a group of gloo, which is told its ranks and its name after that."""
 
     event_prefix = "gloo"
 
-    class _Options:
-        def __init__(self) -> None:
-            self.global_ranks_in_group: list[int] = []
-            self.group_name = ""
-
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super(ProcessGroup, self).__init__(rank, size)
-        self.options = self._Options()
+        self.options = Options(timeout)
         self._given = store, rank, size, timeout
 
     def _set_sequence_number_for_group(self) -> None:
@@ -128,9 +132,11 @@ def _register() -> None:
         register_rendezvous_handler(meeting.SCHEME, meeting.rendezvous)
     dist.Backend.register_backend(_BACKEND, _create, extended_api=True, devices=DEVICES)
     _torch.monitored_barrier = dist.monitored_barrier = monitored_barrier
+    _torch._set_pg_timeout = _set_pg_timeout
     if os.environ.get(_AS_GLOO_VARIABLE, "0") not in ("", "0"):
         replace_gloo()
 
 
 _barrier_of_torch = distributed_c10d.monitored_barrier
+_set_timeout_of_torch = distributed_c10d._set_pg_timeout
 _register()

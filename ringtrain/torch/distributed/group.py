@@ -46,6 +46,7 @@ from ringtrain.torch.distributed.views import (
     op_of,
     reduction_of,
     require_one_place,
+    seconds_of,
     shares_memory,
     view_of,
     with_shape,
@@ -81,6 +82,16 @@ def _is_awaited(opts: Any) -> bool:
 _DONE = Work.done([])  # for torch.distributed.all_reduce(), which waits for it and returns nothing
 
 
+class Options:
+    """What scripts and torch read at `group.options`."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = ""
+        self.backend = "ringtrain"
+
+
 class ProcessGroup(_OfTorch):  # type: ignore[misc]
     """A group that `torch.distributed.init_process_group("ringtrain")` or `new_group()` makes.
 
@@ -104,11 +115,13 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     def __init__(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
         super().__init__(rank, len(ranks))
+        self.options = Options(timeout)
+        self.options.global_ranks_in_group, self.options.group_name = ranks, name
         self._open(store, ranks, rank, timeout, name)
 
     def _open(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
         self._store, self._ranks, self._rank, self._size = store, ranks, rank, len(ranks)
-        self._timeout_s = timeout.total_seconds()
+        self._timeout_s = seconds_of(timeout)
         self._set = meeting.open_set(ranks, timeout)
         self._job = meeting.current_job()
         self._names = Names(self._set)
@@ -173,16 +186,21 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         return [torch.device(kind) for kind in DEVICES]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        if torch.device(device).type not in DEVICES:
-            raise ValueError(f"ringtrain's groups are for tensors on {' and '.join(DEVICES)}, not on {device}")
+        if torch.device(device).type not in DEVICES:  # functions of torch catch this class
+            raise RuntimeError(f"ringtrain's groups are for tensors on {' and '.join(DEVICES)}, not on {device}")
         return self
 
     supports_coalescing = False
     supports_splitting = False
+    supports_time_estimate = False
+
+    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
+        """The ranks are connected already."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Of each operation from now on."""
-        self._timeout_s = timeout.total_seconds()
+        self._timeout_s = seconds_of(timeout)
+        self.options._timeout = timeout
 
     _set_default_timeout = set_timeout
 
@@ -780,7 +798,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         """
         self._require_open("monitored_barrier")
         self._barriers += 1
-        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
+        seconds = self._timeout_s if timeout is None else seconds_of(timeout)
         prefix = f"ringtrain/monitored_barrier/{self._barriers}"
         said = missing_at(self._store, prefix, self._rank, self._size, seconds, wait_all_ranks, self._title)
         if said:

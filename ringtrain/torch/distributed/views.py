@@ -42,6 +42,15 @@ def list_of(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
+def seconds_of(timeout: timedelta) -> float:
+    """Raises TypeError for what is not a timedelta, ValueError for one below zero."""
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"the timeout must be a datetime.timedelta, not {timeout!r}")
+    if timeout < timedelta(0):
+        raise ValueError(f"the timeout must not be negative, but is {timeout}")
+    return timeout.total_seconds()
+
+
 def op_of(opts: Any) -> Any:
     """The RedOpType of what torch gives: options, a ReduceOp, or nothing."""
     given = getattr(opts, "reduceOp", opts)

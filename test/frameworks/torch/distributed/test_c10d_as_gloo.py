@@ -184,3 +184,51 @@ def test_the_timeout_of_an_operation_is_its_end():
             assert work.is_completed() and not work.is_success()
             assert isinstance(work.exception(), hvd.StalledError)
         hvd.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_the_timeout_of_a_group_can_be_set_later():
+    with default_group():
+        group = dist.new_group(timeout=timedelta(seconds=LIMIT_S))
+        dist.all_reduce(torch.ones(2), group=group)
+        for set_timeout in (
+            dist.distributed_c10d._set_pg_timeout,
+            lambda timeout, group: group._get_backend(torch.device("cpu"))._set_default_timeout(timeout),
+            lambda timeout, group: group.set_timeout(timeout),
+        ):
+            set_timeout(timedelta(seconds=LIMIT_S), group)
+            assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=LIMIT_S)
+            set_timeout(SHORT, group)
+            assert group._get_backend(torch.device("cpu")).options._timeout == SHORT
+            if dist.get_rank() == 0:
+                with pytest.raises(hvd.StalledError, match=r"within the timeout of 0\.2 s"):
+                    dist.all_reduce(torch.ones(2), group=group)
+            hvd.barrier()
+            if dist.get_rank() == 1:
+                dist.all_reduce(torch.ones(2), group=group)
+            hvd.barrier()
+            with pytest.raises(TypeError, match=r"timeout .*timedelta"):
+                set_timeout(5, group)
+            with pytest.raises(ValueError, match=r"timeout must not be negative"):
+                set_timeout(-SHORT, group)
+        dist.distributed_c10d._set_pg_timeout(SHORT)
+        assert dist.group.WORLD.options._timeout == SHORT
+
+
+@pytest.mark.ranks(2)
+def test_functions_of_torch_that_ask_for_a_backend_of_another_device_go_on():
+    functions = dist.distributed_c10d
+    with default_group():
+        group = dist.new_group()
+        group._get_backend(torch.device("cpu")).eager_connect_single_device(torch.device("cpu"))
+        with pytest.raises(RuntimeError, match=r"groups are for tensors on cpu.*, not on meta"):
+            group._get_backend(torch.device("meta"))
+        with pytest.raises(NotImplementedError), functions._time_estimator(group, torch.device("cpu")):
+            pass
+        if not torch.cuda.is_available():
+            assert functions._get_process_group_uid(group) == -1
+        functions._abort_process_group(group)
+        with pytest.raises(hvd.ShutDownError):
+            group.allreduce([torch.ones(2)])
+        functions._abort_process_group()
+        assert not dist.is_initialized()
