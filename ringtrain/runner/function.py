@@ -36,7 +36,7 @@ from ringtrain.runner.job import (
     refuse_without_least,
 )
 from ringtrain.runner.launchers import choose_elastic, choose_launcher
-from ringtrain.runner.supervise.output import Screen, print_to_python, terminal_or_notebook
+from ringtrain.runner.supervise.output import PythonStreams, Screen, terminal_or_notebook
 from ringtrain.runner.supervise.rank_wrapper import PROCESS_VARIABLE
 from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Outcome, Settings, Supervisor
 
@@ -190,7 +190,7 @@ def _call(call: bytes, job: Job, settings: Settings, executable: str | None, fol
     ):
         Path(own_folder, CALL_FILE).write_bytes(call)
         job = job._replace(command=worker_command(own_folder, executable))
-        screen = Screen(print_to_python, terminal_or_notebook)
+        screen = Screen(PythonStreams().print, terminal_or_notebook)
         if job.elastic is not None:
             return _results_of_elastic(ElasticSupervisor(launcher, job, settings, screen).run(), Path(own_folder))
         outcome = Supervisor(launcher, job, settings, screen).run()

@@ -5,7 +5,6 @@ Needs `pip install "ringtrain[spark]"` here, and ringtrain on the executors.
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import warnings
@@ -26,7 +25,7 @@ from ringtrain.runner.function import (
     check_start_timeout,
     pickled_call,
 )
-from ringtrain.runner.supervise.output import Print, Screen, print_to_python
+from ringtrain.runner.supervise.output import PythonStreams, Screen
 from ringtrain.spark.elastic_job import ElasticJob, ElasticLimits
 from ringtrain.spark.job import Asked, Job, grows
 from ringtrain.spark.task import Call, Outcome, get_available_devices as get_available_devices, run_rank
@@ -273,7 +272,7 @@ def _asked(
     interfaces = check_interfaces(nics)
     variables = {"RINGTRAIN_SOCKET_INTERFACES": interfaces} if interfaces else {}
     variables |= {"RINGTRAIN_START_TIMEOUT_S": str(timeout_s), **check_env(env)}
-    screen = Screen(_printer(stdout, stderr), speaker=name)
+    screen = Screen(PythonStreams(stdout, stderr, name).print, speaker=name)
     return Asked(name, timeout_s, variables, screen, bool(has_time), is_verbose=verbose >= 2)
 
 
@@ -283,19 +282,6 @@ def _seconds_of(variable: str) -> float:
         return float(text) if text else _TIMEOUT_S
     except ValueError:
         raise ValueError(f"{variable}={text} is not a number of seconds") from None
-
-
-def _printer(stdout: Any, stderr: Any) -> Print:
-    def write(data: bytes, is_error: bool) -> None:
-        stream = stderr if is_error else stdout
-        if stream is None:
-            print_to_python(data, is_error)
-            return
-        takes_bytes = isinstance(stream, (io.RawIOBase, io.BufferedIOBase))
-        stream.write(data if takes_bytes else data.decode(errors="replace"))
-        stream.flush()
-
-    return write
 
 
 def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:

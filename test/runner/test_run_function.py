@@ -208,3 +208,39 @@ def test_a_rank_cannot_start_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launched_by, "detect", lambda: launched_by.Launch("MPI", 1, 2, None, None))
     with pytest.raises(UsageError, match="called by rank 1"):
         ringtrain.run(operator.add, (1, 2))
+
+
+LOUD = """
+import io, os, sys
+import ringtrain
+
+def loud():
+    print("gr\\u00fcn", flush=True)
+    print("rot", file=sys.stderr, flush=True)
+    return 7
+
+kept = os.dup(1)
+{before}
+results = ringtrain.run(loud, num_proc=1)
+os.write(kept, f"results {{results}}".encode())
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "sys.stdout = io.TextIOWrapper(open(os.devnull, 'wb'), encoding='ascii')",
+        "sys.stdout = sys.stderr = None",
+        "sys.stdout.close(); sys.stderr.close()",
+        "sys.stdout = open('/dev/full', 'w')",
+        "reading, writing = os.pipe(); os.close(reading); os.dup2(writing, 1)",
+        "os.close(1); os.close(2)",
+    ],
+    ids=["ascii", "none", "closed", "full", "reader gone", "descriptors closed"],
+)
+def test_results_come_back_where_output_cannot_be_printed(before: str) -> None:
+    script = LOUD.format(before=before)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.stdout.endswith("results [7]"), done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import select
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ringtrain.errors import list_of_ranks
 from ringtrain.runner.supervise.frames import Written
@@ -61,25 +62,43 @@ class StandardStreams:
         if self._is_dropped[is_error]:
             return
         try:
-            write_all((sys.stderr if is_error else sys.stdout).fileno(), data)
+            self._write(data, is_error)
         except BrokenPipeError:
             raise
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._is_dropped[is_error] = True
-            name = "error" if is_error else "output"
-            sentence = f"{self._speaker}: standard {name} ends here: {error.strerror}; the job goes on\n"
+            name, reason = "error" if is_error else "output", getattr(error, "strerror", None) or error
+            sentence = f"{self._speaker}: standard {name} ends here: {reason}; the job goes on\n"
             self.print(sentence.encode(), not is_error)
 
+    def _write(self, data: bytes, is_error: bool) -> None:
+        """Raises OSError, and ValueError of a closed stream."""
+        write_all((sys.stderr if is_error else sys.stdout).fileno(), data)
 
-def print_to_python(data: bytes, is_error: bool) -> None:
-    """For notebooks, whose sys.stdout is not a file.
 
-    There all goes to standard output: a notebook begins a new block with each change of the stream, and a block whose
-    progress bar was erased is a blank line.
+class PythonStreams(StandardStreams):
+    """Prints to files of Python, by default sys.stdout and sys.stderr, which may be None, closed or of any encoding.
+
+    The caller is to get results in any case. In a notebook all goes to standard output: it begins a new block with each
+    change of the stream, and a block whose progress bar was erased is a blank line.
     """
-    stream = sys.stderr if is_error and not _is_in_notebook() else sys.stdout
-    stream.write(data.decode(errors="replace"))
-    stream.flush()
+
+    def __init__(self, stdout: Any = None, stderr: Any = None, speaker: str = "ringtrain.run") -> None:
+        super().__init__(speaker)
+        self._given = {False: stdout, True: stderr}
+        self._is_dropped = {False: False, True: False}
+
+    def _write(self, data: bytes, is_error: bool) -> None:
+        stream = self._given[is_error] or (sys.stderr if is_error and not _is_in_notebook() else sys.stdout)
+        if stream is None:
+            return
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        text = data.decode(errors="replace").encode(encoding, errors="backslashreplace").decode(encoding)
+        try:
+            stream.write(data if isinstance(stream, (io.RawIOBase, io.BufferedIOBase)) else text)
+            stream.flush()
+        except BrokenPipeError as error:
+            raise ValueError(error.strerror) from None
 
 
 def terminal() -> Surface | None:
