@@ -90,7 +90,13 @@ from ringtrain.ops import (
 )
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
-from ringtrain.torch import compression as compression, elastic as elastic, functions as functions, mpi_ops as mpi_ops
+from ringtrain.torch import (
+    compiled as _compiled,
+    compression as compression,
+    elastic as elastic,
+    functions as functions,
+    mpi_ops as mpi_ops,
+)
 from ringtrain.torch.diloco import DiLoCo as DiLoCo
 from ringtrain.torch.functions import (
     allgather_object as allgather_object,
@@ -120,6 +126,8 @@ from ringtrain.torch.optimizer import (
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from ringtrain.training.replicas import check_replicas as check_replicas
 from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
+
+_compiled.keep_operations_out_of_graphs()
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.

@@ -13,11 +13,11 @@ import os
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
+from ringtrain.torch.compiled import keep_out_of_graphs
 from ringtrain.torch.distributed import backward, bucket_memory, builtin_hooks, meeting
 from ringtrain.torch.distributed.group import DEVICES, Options, ProcessGroup as ProcessGroup
 from ringtrain.torch.distributed.transfers import AnySource, Transfer
@@ -109,21 +109,8 @@ def replace_gloo() -> None:
     _torch.ProcessGroupGloo = _InPlaceOfGloo
 
 
-def _keep_from_compiler() -> None:
-    """Keeps torch.compile out of the groups, whose Python takes addresses of tensors."""
-    evaluation: Any = getattr(torch._C._dynamo, "eval_frame", None)
-    if not hasattr(evaluation, "set_code_exec_strategy"):
-        return
-    skip = evaluation._FrameExecStrategy(evaluation._FrameAction.SKIP, evaluation._FrameAction.SKIP)
-    for one in (ProcessGroup, _InPlaceOfGloo, Work, Transfer, AnySource):
-        for function in vars(one).values():
-            if hasattr(function, "__code__"):
-                evaluation.set_code_exec_strategy(function.__code__, skip)
-                function._torchdynamo_disable = True
-
-
 def _register() -> None:
-    _keep_from_compiler()
+    keep_out_of_graphs(ProcessGroup, _InPlaceOfGloo, Work, Transfer, AnySource)
     backward.restore_classes()
     keep_for_reducers()
     builtin_hooks.take_hooks_of_python()
