@@ -465,6 +465,68 @@ except LookupError as error:
     assert printed("-c", code, cwd=tmp_path) == [[0, 10, 20], twice, twice, twice, 10, "no more"]
 
 
+def test_a_loader_that_has_failed_fails_again_in_each_loop(tmp_path):
+    code = """
+import ringtrain.horovod
+from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
+
+class Base(BaseDataLoader):
+    def __init__(self, error):
+        self.error = error
+    def __len__(self):
+        return 3
+    def _iterate(self):
+        yield from range(3)
+        raise self.error
+
+class Ahead(AsyncDataLoaderMixin, Base):
+    pass
+
+def loop(loader):
+    try:
+        return list(loader)
+    except BaseException as error:
+        return repr(error)
+
+for size in (0, 1, 2, 64):
+    for error in (LookupError("no more"), SystemExit(3)):
+        loader = Ahead(size, error)
+        both = [iter(loader), iter(loader)]
+        print([loop(loader), loop(loader), loop(both[0]), loop(both[1])])
+        loader.close_async_loader()
+"""
+    lines = printed("-c", code, cwd=tmp_path)
+    assert lines == [["LookupError('no more')"] * 4, ["SystemExit(3)"] * 4] * 4
+
+
+def test_a_loader_takes_debug_data_loader_in_each_way_of_horovod(tmp_path):
+    code = """
+import ringtrain.horovod
+from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
+
+class Base(BaseDataLoader):
+    def __init__(self, n):
+        self.n = n
+    def __len__(self):
+        return self.n
+    def _iterate(self):
+        yield from range(self.n)
+
+class Loader(AsyncDataLoaderMixin, Base):
+    pass
+
+for made in (Loader(2, 3), Loader(2, False, 3), Loader(async_loader_queue_size=2, debug_data_loader=False, n=3)):
+    print(list(made))
+print("-")
+Loader(0, True, 3)
+list(Loader(2, debug_data_loader=True, n=1))
+"""
+    said, _, debug = python("-c", code, cwd=tmp_path).stdout.partition("-\n")
+    assert said == "[0, 1, 2]\n" * 3
+    loads = "Loader: loads {} batches ahead\n"
+    assert debug == loads.format(0) + loads.format(2) + "Loader: begins an epoch\n"
+
+
 HOROVODRUN = "import sys; from ringtrain.runner.command import main_of_horovodrun; sys.exit(main_of_horovodrun())"
 
 

@@ -17,7 +17,7 @@ _LOOK_S = 0.2
 class _End:
     """The last item of an epoch; `error` is what ended it, if anything."""
 
-    def __init__(self, error: Exception | None = None):
+    def __init__(self, error: BaseException | None = None):
         self.error = error
 
 
@@ -46,25 +46,37 @@ class AsyncDataLoaderMixin:
 
     Args:
         async_loader_queue_size: how many batches are loaded ahead; 0 loads none ahead and starts no thread.
-        args, kwargs: for the loader.
+        debug_data_loader: whether to print when an epoch and the thread begin and end.
+        args, kwargs: for the loader. As in Horovod 0.28, a bool that comes first is `debug_data_loader`.
     """
 
-    def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any):
+    def __init__(self, async_loader_queue_size: int = 64, *args: Any, debug_data_loader: bool = False, **kwargs: Any):
+        if args and isinstance(args[0], bool):
+            debug_data_loader, *args = args  # type: ignore[assignment]
         self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
         super().__init__(*args, **kwargs)
         self.started = False
         self.finished_event = threading.Event()
         self.queue: queue.Queue[Any] = queue.Queue(max(0, async_loader_queue_size))
         self.thread: threading.Thread | None = None
+        self._failure: BaseException | None = None  # that has ended the thread
+        self._debug(f"loads {async_loader_queue_size} batches ahead")
+
+    def _debug(self, text: str) -> None:
+        if self.debug_data_loader:
+            print(f"{type(self).__name__}: {text}", flush=True)
 
     def close_async_loader(self) -> None:
         """End the thread. An iteration that has begun ends with the batches that are loaded."""
+        self._debug("is closed")
         self.finished_event.set()
         if self.thread is not None:
             self.thread.join()
             self.thread = None
 
     def __iter__(self) -> Iterator[Any]:
+        self._debug("begins an epoch")
         if self.async_loader_queue_size <= 0:
             for batch in self._iterate():  # type: ignore[attr-defined]
                 yield self._process_batch(batch)  # type: ignore[attr-defined]
@@ -81,13 +93,15 @@ class AsyncDataLoaderMixin:
             yield self._process_batch(item[0])  # type: ignore[attr-defined]
 
     def _next_item(self) -> Any:
-        """None where the loader was closed and nothing is left."""
+        """None where the loader was closed and nothing is left; a failure comes again in each later loop."""
         while True:
             try:
-                return self.queue.get(timeout=_LOOK_S)
+                return self.queue.get(timeout=0 if self._failure else _LOOK_S)
             except queue.Empty:
                 if self.finished_event.is_set():
                     return None
+                if self._failure is not None:
+                    return _End(self._failure)
 
     def _async_worker(self) -> None:
         """Loads one epoch after another, until the loader is closed or fails."""
@@ -96,7 +110,9 @@ class AsyncDataLoaderMixin:
                 for batch in self._iterate():  # type: ignore[attr-defined]
                     if not self._put((batch,)):
                         return
-            except Exception as error:
+            except BaseException as error:  # a SystemExit, too: the training waits for this thread
+                self._failure = error
+                self._debug(f"has failed: {error!r}")
                 self._put(_End(error))
                 return
             self._put(_End())
