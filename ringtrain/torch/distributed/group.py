@@ -46,6 +46,7 @@ from ringtrain.torch.distributed.views import (
     op_of,
     reduction_of,
     require_one_place,
+    require_writable,
     seconds_of,
     shares_memory,
     view_of,
@@ -400,6 +401,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         """The engine has no such reduction, so all ranks get all values and reduce them."""
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             raise TypeError(f"{kind} of {self._title}: {op.name} is for integers and bool, not for {tensor.dtype}")
+        require_writable([tensor])
         gathered = torch.empty((self._size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
 
         def finish(_: _core.Handle) -> None:
@@ -463,6 +465,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         inputs = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
         works = []
         for output, parts in zip(outputs, inputs, strict=True):
+            if any(part.dtype != output.dtype for part in parts):
+                raise TypeError(f"reduce_scatter of {self._title}: inputs and output have different dtypes")
             if len(parts) != self._size or any(part.numel() != output.numel() for part in parts):
                 raise ValueError(
                     f"reduce_scatter of {self._title}: {self._size} tensors of {output.numel()} elements are needed, "
@@ -531,7 +535,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             opts=opts,
             arrays=memory,
             results=given,
-            finish=copies_back(given, memory),
+            finish=None if source == self._rank else copies_back(given, memory),
         )
 
     @shown_in_profiles("all_gather", 1)
@@ -564,6 +568,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
                 f"{kind} of {self._title}: the input has shape {tuple(given.shape)}, its place in the outputs "
                 f"{tuple(outputs[self._rank].shape)}"
             )
+        require_writable(outputs)
         counts = [output.numel() for output in outputs]
         if len(set(counts)) > 1:
             return self._gather_uneven(kind, outputs, given, opts)
@@ -673,6 +678,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
                 f"all_to_all of {self._title}: {self._size} inputs and outputs are needed, not {len(inputs)} and "
                 f"{len(outputs)}"
             )
+        if len({one.dtype for one in (*inputs, *outputs)}) > 1:
+            raise TypeError(f"all_to_all of {self._title}: inputs and outputs have different dtypes")
         sent = [one.detach().reshape(-1) for one in inputs]
         splits = [one.numel() for one in inputs]
         return self._exchange("all_to_all", (), sent, splits, outputs, inputs[0], opts)
@@ -736,6 +743,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
         `into` has the memory of all targets, one after the other. The engine writes there, unless it is the input's.
         """
+        require_writable(targets)
         together = sent[0] if len(sent) == 1 else torch.cat(sent)
         source = contiguous(together, kind)
         view = bytes_view_of(source, kind)

@@ -76,6 +76,7 @@ class Transfers:
             raise ValueError(f"{kind} of {group}: rank {peer} is this one; a rank cannot send to itself")
         memory = host_copy(tensor, kind, kind == "send")
         view = bytes_view_of(memory, kind)
+        copies = None if kind == "send" else copies_back([tensor], [memory])
         with self._lock:
             key = (source, destination, tag)
             number = self._counts[key] = self._counts.get(key, 0) + 1
@@ -83,7 +84,6 @@ class Transfers:
             name = f"{self._prefix} {source}->{destination} tag {tag} #{number % TURNS}"
             operation = _core.Operation(OpKind.TRANSFER, name, self._set, numbers=[source, destination, tag])
             handle = submitted(operation, [view], [] if kind == "send" else [view], (), is_awaited, title)
-        copies = None if kind == "send" else copies_back([tensor], [memory])
         finish = None if copies is None else functools.partial(copies, handle)
         order = None if tensor.is_cpu or finish is None else order_of(bytes_view_of(tensor, kind))
         transfer = Transfer(title, (handle,), memory, [tensor], finish, timeout_s, order)

@@ -177,11 +177,24 @@ def assign(target: Tensor, values: Tensor) -> None:
         target.detach().copy_(values)
 
 
+def require_writable(tensors: Sequence[Tensor]) -> None:
+    """Raises ValueError for a tensor that cannot take a result, since elements of it share memory."""
+    for tensor in tensors:
+        if tensor.is_contiguous():
+            continue
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise ValueError(
+                f"elements of the tensor of shape {tuple(tensor.shape)} share memory, as after expand(), so it cannot "
+                "take a result; use .contiguous()"
+            )
+
+
 def copies_back(targets: list[Tensor], memory: list[Tensor]) -> Callable[[_core.Handle], None] | None:
-    """Of those whose result is in a copy."""
+    """Of those whose result is in a copy. Raises as require_writable()."""
     copied = [(target, one) for target, one in zip(targets, memory, strict=True) if target is not one]
     if not copied:
         return None
+    require_writable(targets)
 
     def finish(_: _core.Handle) -> None:
         for target, one in copied:

@@ -1,5 +1,7 @@
 """What scripts rely on in gloo beside the values of operations: when results arrive, timeouts, what is only read."""
 
+import ctypes
+import mmap
 import time
 from datetime import timedelta
 
@@ -232,3 +234,94 @@ def test_functions_of_torch_that_ask_for_a_backend_of_another_device_go_on():
             group.allreduce([torch.ones(2)])
         functions._abort_process_group()
         assert not dist.is_initialized()
+
+
+# ---------------------------------------------------------------------------------------------- what is only read
+
+
+def read_only(count, value):
+    """A tensor in memory that nobody may write."""
+    memory = mmap.mmap(-1, 4 * count)
+    torch.frombuffer(memory, dtype=torch.float32).fill_(value)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ) == 0
+    return torch.frombuffer(memory, dtype=torch.float32)
+
+
+SOURCES = {
+    "expanded": lambda count, value: torch.tensor(float(value)).expand(count),
+    "overlapping": lambda count, value: torch.full((3,), float(value)).as_strided((count // 2, 2), (0, 1)),
+    "read-only": read_only,
+    "leaf": lambda count, value: torch.full((2, count // 2), float(value), requires_grad=True).t(),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", list(SOURCES))
+def test_what_is_only_read_need_not_be_writable(kind):
+    with default_group() as rank:
+        for count in (4, 1024):
+            value = rank + 1.0
+            source = SOURCES[kind](count, value)
+            given = source if rank == 0 else torch.zeros(source.shape)
+            version = source._version
+            dist.broadcast(given, 0)
+            assert torch.equal(given, torch.full_like(given, 1.0))
+            outputs = [torch.zeros(source.shape) for _ in range(2)]
+            dist.all_gather(outputs, source)
+            assert [one.sum().item() for one in outputs] == [count, 2.0 * count]
+            dist.gather(source, outputs if rank == 0 else None, 0)
+            dist.scatter(outputs[0], [source, source] if rank == 1 else None, 1)
+            assert torch.equal(outputs[0], torch.full_like(outputs[0], 2.0))
+            dist.all_to_all(outputs, [source, source])
+            assert [one.sum().item() for one in outputs] == [count, 2.0 * count]
+            dist.reduce_scatter(outputs[0], [source, source])
+            assert torch.equal(outputs[0], torch.full_like(outputs[0], 3.0))
+            flat = source.reshape(-1) if kind == "leaf" else source
+            dist.all_to_all_single(whole := torch.zeros(flat.shape), flat)
+            assert whole.sum() == count * 1.5
+            dist.all_gather_into_tensor(whole := torch.zeros(2 * flat.shape[0], *flat.shape[1:]), flat)
+            assert whole.sum() == 3.0 * count
+            dist.reduce_scatter_tensor(half := torch.zeros(flat.shape[0] // 2, *flat.shape[1:]), flat)
+            assert torch.equal(half, torch.full_like(half, 3.0))
+            given = source if rank == 1 else torch.full(source.shape, 1.0)
+            dist.reduce(given, 0)
+            assert torch.equal(given, torch.full_like(given, 3.0 if rank == 0 else 2.0))
+            if rank == 0:
+                dist.send(source, 1)
+            else:
+                dist.recv(outputs[0], 0)
+                assert torch.equal(outputs[0], torch.full_like(outputs[0], 1.0))
+            assert source._version == version
+            assert torch.equal(source, torch.full_like(source, value))
+
+
+@pytest.mark.ranks(2)
+def test_a_result_in_a_tensor_whose_elements_share_memory_is_refused_by_the_call():
+    with default_group() as rank:
+        group, plain, shared = dist.group.WORLD, torch.ones(4), torch.ones(1).expand(4)
+        bits = torch.ones(1, dtype=torch.int32).expand(4)
+        for call in (
+            lambda: dist.all_reduce(shared),
+            lambda: dist.all_reduce(bits, dist.ReduceOp.BXOR),
+            lambda: dist.reduce(shared, rank),
+            lambda: dist.broadcast(shared, 1 - rank),
+            lambda: dist.all_gather([plain, shared], plain),
+            lambda: dist.gather(plain, [plain, shared], rank),
+            lambda: dist.scatter(shared, [plain, plain], rank),
+            lambda: dist.all_to_all([plain, shared], [plain, plain]),
+            lambda: group.all_to_all_single(shared, plain),
+            lambda: dist.reduce_scatter(shared, [plain, plain]),
+            lambda: group.all_gather_single(torch.ones(1).expand(8), plain),
+            lambda: dist.recv(shared, 1 - rank),
+        ):
+            with pytest.raises(
+                ValueError, match=r"elements of the tensor of shape \(\d,\) share memory, as after expand"
+            ):
+                call()
+        with pytest.raises(TypeError, match=r"all_to_all of .*: inputs and outputs have different dtypes"):
+            group.alltoall([plain, plain.int()], [plain, plain])
+        with pytest.raises(TypeError, match=r"reduce_scatter of .*: inputs and output have different dtypes"):
+            group.reduce_scatter([plain], [[plain, plain.int()]])
+        dist.all_reduce(plain)
+        assert plain.tolist() == [2.0] * 4
