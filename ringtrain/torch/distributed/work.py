@@ -353,8 +353,20 @@ class Work(dist.Work):
             _completer.watch(self)
 
     def _watch(self) -> None:
-        """Has the Future completed when this is."""
+        """Has the Future completed when this is, or when its time is over."""
         _completer.watch(self)
+
+    def _is_over(self) -> bool:
+        """Whether the engine is done, or the time of an operation that a Future waits for is over."""
+        is_overdue = self._future is not None and time.monotonic() >= self._deadline
+        return is_overdue or all(handle.is_done() for handle in self._handles)
+
+    def _end_alone(self) -> None:
+        """Called by the thread that watches it, when it is over."""
+        if all(handle.is_done() for handle in self._handles):
+            self._settle()
+        else:
+            self._end_with(self._overdue(self._timeout_s))
 
     def _outcome(self) -> Any:
         """Called by the Future when the operation has ended, in streams of its own, which wait for the result here.
@@ -461,6 +473,7 @@ class _Completer:
     """
 
     _MOST_IDLE = 2
+    _LOOK_S = 0.5  # for Futures that are overdue
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -482,28 +495,37 @@ class _Completer:
         self._semaphore = ctypes.addressof(self._memory)
         libc.sem_init(ctypes.c_void_p(self._semaphore), 0, 0)
         self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p).value or 0
-        self._wait, self._try_wait = libc.sem_wait, libc.sem_trywait
+        self._wait, self._try_wait = libc.sem_timedwait, libc.sem_trywait
         self._start_thread()
+
+    def _pause(self) -> None:
+        """Waits until something may have ended, or for a moment, since a Future may be overdue then."""
+        semaphore = ctypes.c_void_p(self._semaphore)
+        seconds = time.time() + self._LOOK_S
+        self._wait(semaphore, (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9)))
+        while self._try_wait(semaphore) == 0:  # one look finds all that have ended
+            pass
 
     def _start_thread(self) -> None:
         self._idle += 1
         threading.Thread(target=self._run, name="ringtrain-futures", daemon=True).start()
 
+    def _take_ended(self) -> list[Work]:
+        """Returns those that are over, and watches the others."""
+        ended: list[Work] = []
+        under_way: list[Work] = []
+        for work in self._watched:
+            (ended if work._is_over() else under_way).append(work)
+        self._watched = under_way
+        return ended
+
     def _run(self) -> None:
         while True:
-            semaphore = ctypes.c_void_p(self._semaphore)
-            self._wait(semaphore)
-            while self._try_wait(semaphore) == 0:  # one look finds all that have ended
-                pass
+            self._pause()
             with self._lock:
-                ended: list[Work] = []
-                under_way: list[Work] = []
-                for one in self._watched:
-                    (ended if all(handle.is_done() for handle in one._handles) else under_way).append(one)
+                ended = self._take_ended()
                 if not ended:
                     continue
-                self._watched = under_way
-                del one, under_way
                 self._idle -= 1
                 if self._idle == 0:
                     self._start_thread()
@@ -512,7 +534,7 @@ class _Completer:
                 return
             for work in ended:
                 with work._beside():
-                    work._settle()
+                    work._end_alone()
             del ended, work
             end_of_python.end()
             with self._lock:

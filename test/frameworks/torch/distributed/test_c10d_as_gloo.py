@@ -189,6 +189,25 @@ def test_the_timeout_of_an_operation_is_its_end():
 
 
 @pytest.mark.ranks(2)
+def test_a_future_ends_with_the_timeout_of_its_group():
+    with default_group(timeout_s=0.3) as rank:
+        if rank == 0:
+            begun = [
+                dist.all_reduce(torch.ones(2), async_op=True),
+                dist.all_gather([torch.ones(2), torch.ones(2)], torch.ones(2), async_op=True),
+                dist.barrier(async_op=True),
+            ]
+            for future in [work.get_future() for work in begun]:
+                with pytest.raises(RuntimeError, match=r"StalledError: .* within the timeout of 0\.3 s"):
+                    future.wait()
+            layer = torch.nn.Linear(2, 2)
+            layer.bias.register_hook(lambda gradient: dist.all_reduce(gradient, async_op=True).get_future().wait()[0])
+            with pytest.raises(hvd.StalledError, match=r"all_reduce #4 .* within the timeout of 0\.3 s"):
+                layer(torch.ones(2)).sum().backward()
+        hvd.barrier()
+
+
+@pytest.mark.ranks(2)
 def test_the_timeout_of_a_group_can_be_set_later():
     with default_group():
         group = dist.new_group(timeout=timedelta(seconds=LIMIT_S))
