@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from typing import Any
 
 import ringtrain._core as _core
 from ringtrain import failure
+from ringtrain.folders import temporary_folder
 from ringtrain.record.logger import logger
 
 # In the folder for temporary files, each with the name of a job.
@@ -50,7 +50,7 @@ def start(rank: int, folder: str, token: str, process_sets: Callable[[], dict[in
     global _job, _rank, _folder, _is_own_folder, _has_failed, _has_told_of_stacks, _handles_signal, _process_sets
     _job, _rank, _is_own_folder, _process_sets = token, rank, not folder, process_sets
     _has_failed = _has_told_of_stacks = False
-    _folder = Path(folder) if folder else Path(tempfile.gettempdir()) / f"{_FOLDERS}{token}"
+    _folder = Path(folder) if folder else Path(temporary_folder()) / f"{_FOLDERS}{token}"
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _on_signal)
@@ -179,7 +179,7 @@ def _write(reason: str) -> Path | None:
         unfinished.write_text(json.dumps(_contents(reason), indent=1))
         os.replace(unfinished, path)
     except OSError as error:
-        logger.error("rank %d cannot write its last operations: %s", _rank, error)
+        logger.error("rank %d cannot write its last operations: %s; set flight_dir to another folder", _rank, error)
         return None
     return path
 

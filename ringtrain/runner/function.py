@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from ringtrain.folders import temporary_folder
 from ringtrain.job import launched_by
 from ringtrain.pickling import pickler
 from ringtrain.runner import horovod_flags
@@ -186,7 +187,7 @@ def _call(call: bytes, job: Job, settings: Settings, executable: str | None, fol
     launcher, _ = choose_launcher("auto", job.environment) if job.elastic is None else choose_elastic("auto", job)
     with (
         unwinds_before_termination(),
-        tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder,
+        tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder or temporary_folder()) as own_folder,
     ):
         Path(own_folder, CALL_FILE).write_bytes(call)
         job = job._replace(command=worker_command(own_folder, executable))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtrain.errors import ranges_of
+from ringtrain.folders import IN_MEMORY, temporary_folder
 from ringtrain.job import launched_by
 from ringtrain.runner.hosts import Host, UsageError, total_slots
 
@@ -303,6 +304,8 @@ def environment_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     if launched_by.Ringrun().read(environ) is not None:
         not_for_ranks.update(launched_by.OF_RINGRUN)
     environment = {name: value for name, value in environ.items() if name not in not_for_ranks}
+    if temporary_folder() == IN_MEMORY:  # launchers and frameworks need a folder that can be written to as well
+        environment["TMPDIR"] = IN_MEMORY
     python_folder = str(Path(sys.executable).parent)
     path = environment.get("PATH", os.defpath)
     # /path/to/venv/bin/ringrun may be typed without the venv being active

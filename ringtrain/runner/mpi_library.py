@@ -9,10 +9,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ringtrain.folders import private_folder
 
 
 class MpiNotFound(Exception):
@@ -97,7 +98,8 @@ def _belongs(path: str, family: Family) -> bool:
 def with_home(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` with HOME, without which, as in some containers, Open MPI 5 does not start.
 
-    That is the home folder of this user as the system knows it, or where that does not exist, one for temporary files.
+    That is the home folder of this user as the system knows it, or where that does not exist, one that is private: Open
+    MPI obeys the files in it.
     """
     if environ.get("HOME"):
         return dict(environ)
@@ -105,7 +107,7 @@ def with_home(environ: Mapping[str, str]) -> dict[str, str]:
         home = pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
         home = ""
-    return {**environ, "HOME": home if os.path.isdir(home) else tempfile.gettempdir()}
+    return {**environ, "HOME": home if os.path.isdir(home) else str(private_folder())}
 
 
 def _run(arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from harness.ringrun_job import TIMEOUT_S, needs_mpi, on_each_network, ringrun
 
+from ringtrain.folders import private_folder
 from ringtrain.runner import command, launchers, mpi_library
 from ringtrain.runner.flags import build_parser, option_variables
 from ringtrain.runner.hosts import Host, UsageError, parse_hosts, read_hostfile
@@ -193,15 +194,19 @@ def test_a_script_that_can_be_executed_is_a_program(tmp_path: Path) -> None:
     assert command.build_job(parse("-np", "2", str(script)), {"PATH": "/bin"}).command == [str(script)]
 
 
-def test_without_a_home_that_exists_a_launcher_gets_a_folder_for_temporary_files(
-    monkeypatch: pytest.MonkeyPatch,
+def test_without_a_home_that_exists_a_launcher_gets_a_private_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Open MPI obeys `.openmpi` there, so no other user may write to it."""
     user = pwd.getpwuid(os.geteuid())
     assert with_home({"HOME": "/somewhere"}) == {"HOME": "/somewhere"}
     assert with_home({"HOME": "", "A": "b"}) == {"HOME": user.pw_dir, "A": "b"}
     unknown = pwd.struct_passwd((*user[:5], "/no/such/home", user.pw_shell))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: unknown)
-    assert with_home({}) == {"HOME": tempfile.gettempdir()}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    private_folder.cache_clear()
+    assert with_home({}) == {"HOME": str(tmp_path / f"ringtrain-{os.geteuid()}")}
+    private_folder.cache_clear()
 
 
 @needs_mpi

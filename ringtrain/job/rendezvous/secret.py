@@ -9,6 +9,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from ringtrain.folders import private_folder
+
 FILE_VARIABLE = "RINGTRAIN_SECRET_FILE"
 # Set by agents beside it: that file, the descriptor of it that a rank inherits, and its device and inode, by which a
 # process knows that the descriptor is still of this file.
@@ -76,13 +78,27 @@ def read(path: Path) -> bytes:
 
 
 def _own_file() -> Path:
-    """Of the user, on all hosts that share the home folder. The first process that needs it makes it."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtrain"
-    path = folder / "secret"
+    """Of the user, on all hosts that share the home folder; where there is none, or it is read-only, of this host.
+
+    Raises OSError where no folder can be written to.
+    """
+    path = Path("secret")
+    with contextlib.suppress(RuntimeError, OSError):  # no entry in the list of users; not writable
+        path = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtrain" / path
+        return _made(path)
+    try:
+        return _made(private_folder() / "secret")
+    except OSError as error:
+        text = f"{error.strerror}: no file for the secret can be made, here or as {path}; set {FILE_VARIABLE} to one"
+        raise type(error)(error.errno, text, error.filename) from None
+
+
+def _made(path: Path) -> Path:
+    """The first process that needs the file makes it. Raises OSError."""
     if path.exists():
         return path
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = folder / f"secret.{os.uname().nodename}.{os.getpid()}"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"secret.{os.uname().nodename}.{os.getpid()}")
     write(draft)
     try:
         with contextlib.suppress(FileExistsError):

@@ -435,7 +435,10 @@ def connect(
             try:
                 return _prove(socket.create_connection((place.host, port), timeout=_PROOF_S), secret, end)
             except StrangerError:
-                reason = f"who is at port {port} does not know this job's secret: it belongs to another job or user"
+                reason = (
+                    f"who is at port {port} does not know this job's secret: it belongs to another job or user, or to "
+                    "a host that does not share this home folder; then set RINGTRAIN_SECRET_FILE to a file of all hosts"
+                )
             except ConnectionRefusedError:
                 pass
             except OSError as error:

@@ -1,0 +1,37 @@
+"""Folders for files of this process and this user, also in containers without a home folder or a writable one."""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+IN_MEMORY = "/dev/shm"
+
+
+def temporary_folder() -> str:
+    """Returns the folder for temporary files; where none can be written to, that of shared memory."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return IN_MEMORY
+
+
+@functools.cache
+def private_folder() -> Path:
+    """Returns a folder of this user on this host that nobody else can read or write, below the one for temporary files.
+
+    Raises OSError where it cannot be made.
+    """
+    parent = temporary_folder()
+    folder = Path(parent, f"ringtrain-{os.geteuid()}")
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        state = folder.lstat()
+        # Another user may have made it first, to have us obey the files in it.
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+            return Path(tempfile.mkdtemp(prefix="ringtrain-", dir=parent))
+    return folder
