@@ -36,6 +36,7 @@ from ringtrain.runner.job import (
 )
 from ringtrain.runner.launchers import Launcher, choose_elastic, choose_launcher
 from ringtrain.runner.mpi_library import MpiNotFound
+from ringtrain.runner.supervise import process_tree
 from ringtrain.runner.supervise.first_failure import spoken
 from ringtrain.runner.supervise.output import Screen, StandardStreams, terminal
 from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Settings, Supervisor, signals_handled
@@ -67,6 +68,7 @@ def main_of_horovodrun(argv: Sequence[str] | None = None) -> int:
 
 def said_by(speaker: str, run: Callable[[], int]) -> int:
     """The exit code of `run`, or of what it raises, which is said."""
+    process_tree.reset_signals()
     try:
         return run()
     except (UsageError, MpiNotFound) as error:

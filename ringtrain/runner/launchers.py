@@ -8,9 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import NamedTuple, Protocol
 
 from ringtrain.job.host import physical_cores
@@ -31,7 +31,7 @@ from ringtrain.runner.mpi_library import (
     with_home,
 )
 from ringtrain.runner.start.links import ANY_HOST
-from ringtrain.runner.supervise.rank_wrapper import END_RANK
+from ringtrain.runner.supervise.rank_wrapper import END_NOW, END_RANK
 
 # Transports are left out, not chosen: shared memory has other names in Open MPI 4 than in 5.
 _TCP_ONLY_OF_OPEN_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib,uct,ofi,usnic,ugni,portals4"}
@@ -59,6 +59,18 @@ class Launcher(Protocol):
     def last_signal(self) -> int:
         """The signal that makes the launcher end at once with all its ranks, also on other hosts."""
 
+    @property
+    def stop_signal(self) -> int:
+        """The signal by which ringrun has the launcher end the job, in the time that the launcher takes for that."""
+
+    @property
+    def shielded(self) -> Collection[int]:
+        """Signals that the launcher does not get from others: it would end its ranks before they are ready."""
+
+    @property
+    def keeps_end_rule(self) -> bool:
+        """Whether the launcher itself follows EndRule after the failure of a rank. For others ringrun does."""
+
     def arguments(self, job: Job) -> list[str]:
         """Returns the whole command line, the path of the launcher first."""
 
@@ -72,7 +84,10 @@ class OpenMpi:
     # after a SIGTERM of its own it kills the ranks within a second
     passes_on: Mapping[int, int] = {SIGTERM: END_RANK, SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
     scancel = None
-    last_signal = SIGTERM
+    last_signal = stop_signal = SIGHUP
+    # sent to all processes of a service or a batch job
+    shielded: Collection[int] = (SIGTERM, SIGINT)
+    keeps_end_rule = False
 
     def __init__(self, path: str):
         self.path = path
@@ -122,6 +137,9 @@ class Hydra:
     scancel = None
     # its proxies, which start the ranks, end when it does
     last_signal = SIGKILL
+    stop_signal = SIGTERM
+    shielded: Collection[int] = ()
+    keeps_end_rule = False
     SSH_ARGUMENTS = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
     def __init__(self, path: str):
@@ -178,7 +196,11 @@ class OwnStarter:
 
     passes_on: Mapping[int, int] = {SIGTERM: END_RANK, SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
     scancel = None
-    last_signal = SIGTERM
+    # its agents read the end of their orders then, and kill their ranks
+    last_signal = SIGKILL
+    stop_signal = END_NOW
+    shielded: Collection[int] = ()
+    keeps_end_rule = True
 
     def __init__(self, of_agents: Launcher | None = None):
         """`of_agents` starts the agents of an elastic job on other hosts, each by itself."""
@@ -213,7 +235,9 @@ class Srun:
 
     # SIGTERM makes it kill the ranks
     passes_on: Mapping[int, int] = {SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
-    last_signal = SIGTERM
+    last_signal = stop_signal = SIGTERM
+    shielded: Collection[int] = ()
+    keeps_end_rule = False
 
     def __init__(self, path: str, process_manager: str):
         self.path = path

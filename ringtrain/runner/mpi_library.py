@@ -56,7 +56,7 @@ def probe(initialize: bool = False, timeout_s: float = 60) -> dict[str, Any]:
     except subprocess.TimeoutExpired as error:
         what = f"loading MPI took more than {timeout_s:g} seconds"
         raise MpiNotFound(what, f"try {shlex.join(arguments)}") from error
-    if result.returncode == 0:
+    if result.returncode == 0 and result.stdout:  # where SIGCHLD is ignored, each code is 0
         description: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
         return description
     reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]

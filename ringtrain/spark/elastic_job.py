@@ -40,8 +40,9 @@ from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.elastic_starter import RESTARTS, ElasticStarter, Fleet, JobReport, Mail
 from ringtrain.runner.start.links import ContainerLink, Link, Share
 from ringtrain.runner.start.placement import DiscoveryError, Placement
-from ringtrain.runner.supervise import die_with_parent, rank_wrapper
+from ringtrain.runner.supervise import rank_wrapper
 from ringtrain.runner.supervise.frames import FrameReader, LauncherSaid, Written
+from ringtrain.runner.supervise.guard import command_of_guard
 from ringtrain.runner.supervise.output import Output
 from ringtrain.runner.supervise.supervisor import command_of_wrappers
 from ringtrain.spark.job import Asked, error_of_spark, executors_in_words
@@ -111,8 +112,7 @@ def serve(slot: Slot) -> list[Outcome]:
         connection.send(hello, time.monotonic() + _CONNECT_S)
         way = connection.take_socket()
         way.setblocking(True)
-        dying = [sys.executable, die_with_parent.__file__, str(os.getpid()), str(int(signal.SIGKILL))]
-        words = [*dying, sys.executable, "-I", "-S", agent.__file__]
+        words = command_of_guard(os.getpid(), signal.SIGKILL, [sys.executable, "-I", "-S", agent.__file__])
         gpus = get_available_devices()
         environment = {**os.environ, GPUS_VARIABLE: ",".join(gpus)} if gpus else None
         process = subprocess.Popen(words, env=environment, stdin=way.fileno(), stdout=way.fileno(), stderr=way.fileno())

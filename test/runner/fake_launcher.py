@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ringtrain.runner.job import Job
 
@@ -24,7 +24,9 @@ class FakeLauncher:
 
     passes_on: Mapping[int, int] = {}
     scancel = None
-    last_signal = signal.SIGTERM
+    last_signal = stop_signal = signal.SIGTERM
+    shielded: Collection[int] = ()
+    keeps_end_rule = False
 
     def __init__(self, script: str):
         self._script = script

@@ -15,8 +15,9 @@ from harness.hosts import SimulatedHosts
 from harness.ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_each_network, wait_until
 
 from ringtrain.runner.launchers import Srun
-from ringtrain.runner.supervise import die_with_parent, rank_wrapper
+from ringtrain.runner.supervise import rank_wrapper
 from ringtrain.runner.supervise.frames import Ended, FrameReader, Started
+from ringtrain.runner.supervise.guard import command_of_guard
 from ringtrain.runner.supervise.supervisor import SignalSender
 
 # Each rank has a file, in which every signal is a line. SIGTERM ends it: rank 0 after a while, as if it wrote a
@@ -144,7 +145,7 @@ def test_the_tasks_of_srun_are_signalled_by_their_job_step(tmp_path: Path) -> No
         sender.note(Started(0, "c1", 1, "17.2"))
         sender.note(Started(1, "c2", 1, "17.2"))
         assert sender.send(signal.SIGTERM) == []
-        assert (tmp_path / "asked").read_text() == "--signal=15 17.2\n"
+        assert (tmp_path / "asked").read_text() == "--signal=23 17.2\n"  # SIGURG, for the wrappers
         scancel.unlink()
         assert sender.send(signal.SIGTERM) == [0, 1]
         assert srun.poll() is None
@@ -220,15 +221,15 @@ def test_a_wrapper_that_was_told_to_end_waits_until_it_is_told_again(tmp_path: P
 
 
 def test_a_command_ends_with_its_parent_and_does_not_begin_after_its_end(tmp_path: Path) -> None:
-    parent = (
-        "import os, subprocess, sys; subprocess.Popen([*sys.argv[1:4], str(os.getpid()), '15', *sys.argv[4:]]).wait()"
-    )
-    command = [sys.executable, "-c", parent, sys.executable, "-I", die_with_parent.__file__]
     ended = tmp_path / "ended"
     shell = ["/bin/sh", "-c", f"trap 'touch {ended}; exit' TERM; touch {tmp_path}/begun; while :; do sleep 0.05; done"]
-    with subprocess.Popen([*command, *shell]) as process:
+    parent = (
+        "import os, subprocess; from ringtrain.runner.supervise.guard import command_of_guard; "
+        f"subprocess.Popen(command_of_guard(os.getpid(), 15, {shell!r})).wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": ROOT}) as process:
         wait_until((tmp_path / "begun").exists)
         process.kill()
         wait_until(ended.exists)
-    orphan = [sys.executable, "-I", die_with_parent.__file__, "1", "15", "/bin/echo", "begun"]
-    assert subprocess.run(orphan, capture_output=True, timeout=TIMEOUT_S, check=True).stdout == b""
+    orphan = command_of_guard(1, signal.SIGTERM, ["/bin/echo", "begun"])
+    assert subprocess.run(orphan, capture_output=True, timeout=TIMEOUT_S, check=False).stdout == b""

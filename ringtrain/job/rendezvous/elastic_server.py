@@ -51,6 +51,10 @@ class ElasticServer:
         retired = list(members)
         self._hub.call(lambda: self._do(self._generations.retire(retired, time.monotonic())))
 
+    def fail(self, text: str) -> None:
+        """The job cannot go on: all members get this as an error. Any thread."""
+        self._hub.call(lambda: self._do(self._generations.fail(text, time.monotonic())))
+
     def gone(self, member: str, text: str) -> None:
         """This process has ended, or its host is lost, as its starter knows better than its connection. Any thread."""
         self._hub.call(lambda: self._forget(member, text))

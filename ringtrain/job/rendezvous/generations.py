@@ -291,6 +291,12 @@ class Generations:
         self._retired = set(members)
         return self._advance(now_s)
 
+    def fail(self, text: str, now_s: float) -> list[Output]:
+        """The job cannot go on, for a reason that its starter knows."""
+        if not self._failure:
+            self._fail(text)
+        return self._advance(now_s)
+
     def tick(self, now_s: float) -> list[Output]:
         """Look at the time; several times a second."""
         self._look_at_the_short(now_s)

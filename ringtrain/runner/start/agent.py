@@ -31,14 +31,23 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+if __name__ == "__main__":  # a script that does not import ringtrain
+    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "supervise"))
+    import process_tree  # type: ignore[import-not-found, unused-ignore]
+else:
+    from ringtrain.runner.supervise import process_tree
+
 REPORT = b"\x1f"
 KINDS_OF_REPORTS = frozenset({"ended", "took", "read"})
 TELL_READ_BYTES = "--tell-read-bytes"
 _LOOK_S = 0.2
 # Processes that an ended rank has left behind may hold its pipes open for ever.
 _DRAIN_S = 1.0
-# Somebody other than the starter ends this process: so long the ranks have.
-_END_S = 5.0
+# How long the ranks have if somebody other than the starter ends this process, and ringrun has not said how long.
+_END_S = 10.0
+_KILL_S = 10.0
+# As in rank_wrapper.py.
+_END_RANK = signal.SIGURG
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Nobody here takes an exit that was asked for from a launcher that would end the other ranks for it.
 _GRACE_VARIABLE = "RINGRUN_GRACE_S"
@@ -118,7 +127,15 @@ class Rank:
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+            if number == signal.SIGTERM:  # the wrapper knows whether the rank has it already
+                os.kill(self.process.pid, _END_RANK)
+            else:
+                os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Kills also what the rank has started in sessions of their own."""
+        process_tree.kill(process_tree.descendants(self.process.pid))
+        self.signal(signal.SIGKILL)
 
     def code(self) -> int | None:
         """That of a shell, or None while it runs."""
@@ -167,7 +184,7 @@ class Agent:
         self._environment = {**_own_environment(order), **order.environment}
         if order.place:
             self._environment["RINGTRAIN_RENDEZVOUS"] = order.place
-        self._environment.pop(_GRACE_VARIABLE, None)
+        self._grace_s = float(self._environment.pop(_GRACE_VARIABLE, _END_S))
         self._ranks: list[Rank] = []
         self._input: Input | None = None
         self._stays = order.agent_stays
@@ -184,7 +201,7 @@ class Agent:
             self._obey(later)
             self._follow()
         finally:
-            self._signal(signal.SIGKILL)  # also what they have left behind
+            process_tree.kill_descendants(_KILL_S)  # also what they have left behind
             for rank in self._ranks:
                 rank.process.poll()
 
@@ -203,14 +220,19 @@ class Agent:
         return secret
 
     def _handle_signals(self) -> int:
+        process_tree.reset_signals()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [_END_RANK])  # also in a wrapper until that has its handler
+        process_tree.adopt_orphans()
         wake_up, wake_up_end = os.pipe()
         for descriptor in (wake_up, wake_up_end):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):  # the last two are for the ranks
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: None)
         for number in _ENDING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda number, frame: self._end(_END_S))
+                signal.signal(number, lambda number, frame: self._end(self._grace_s))
         return wake_up
 
     def _start(self, number: int, order: Mapping[str, dict[str, str]] | None = None) -> None:
@@ -248,7 +270,7 @@ class Agent:
             for rank in list(self._ranks):
                 self._note_end(rank)
                 if time.monotonic() >= rank.kill_at:
-                    rank.signal(signal.SIGKILL)
+                    rank.kill()
 
     def _register(self, rank: Rank, to: int) -> None:
         stream, lines = rank.streams[to], Lines()
@@ -277,7 +299,7 @@ class Agent:
 
     def _forget(self, rank: Rank) -> None:
         """Another one takes its place: what it has left behind goes now."""
-        rank.signal(signal.SIGKILL)
+        rank.kill()
         rank.process.poll()
         self._ranks.remove(rank)
         for stream in rank.streams.values():
@@ -322,7 +344,10 @@ class Agent:
 
     def _signal(self, signal_number: int, number: int | None = None) -> None:
         for rank in self._those(number):
-            rank.signal(signal_number)
+            if signal_number == signal.SIGKILL:
+                rank.kill()
+            else:
+                rank.signal(signal_number)
 
     def _end(self, grace_s: float, number: int | None = None) -> None:
         if number is None:

@@ -33,7 +33,6 @@ from ringtrain.runner.hosts import Host
 from ringtrain.runner.start.links import Link
 from ringtrain.runner.start.placement import DiscoveryError, Placement
 from ringtrain.runner.start.starter import (
-    MAX_GRACE_S,
     JobLog,
     Starter,
     end_of,
@@ -42,6 +41,7 @@ from ringtrain.runner.start.starter import (
     say,
     waiting_in_words,
 )
+from ringtrain.runner.supervise.end_rule import MAX_GRACE_S
 
 # --- which processes an elastic job should have, and where ------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class ElasticStarter(Starter[str]):
         for link in [link for link in self._closing if not link.is_open]:
             self._closing.remove(link)
             self._close(link)
-        if self._is_stopping or self._someone_is_done:
+        if self._is_stopping or self._someone_is_done or self._rule.has_failed:
             if not self._is_anybody_awaited():
                 self._end(self._grace_s)
             return
@@ -340,7 +340,7 @@ class ElasticStarter(Starter[str]):
                 self._start(process)
         if not self._placement.may_grow and self._fleet.most_from_now_on() < self._least:
             least = f"{self._least} ranks ({self._name_of_least})"
-            self._fail(f"fewer than {least} are left, and no host can have another one")
+            self._give_up(f"fewer than {least} are left, and no host can have another one")
         for host in [host for host in self._links if not self._fleet.has(host)]:
             if not self._links[host].running:
                 self._links[host].order({"finish": True})
@@ -348,7 +348,7 @@ class ElasticStarter(Starter[str]):
 
     def _is_anybody_awaited(self) -> bool:
         """Whether a process has yet to end. One that is not in the generation would wait for another one."""
-        if self._is_stopping or not self._awaited:
+        if self._is_stopping or self._rule.has_failed or not self._awaited:
             return bool(self._processes)
         from_outside = self._awaited - self._numbers.keys()
         return bool(self._awaited & self._processes.keys() or from_outside)
@@ -385,10 +385,10 @@ class ElasticStarter(Starter[str]):
             (sum(hosts[host] > local_rank for host in earlier), sum(ranks > local_rank for ranks in hosts.values())),
         )
 
-    def _fail(self, reason: str) -> None:
-        self._code = self._code or 1
+    def _give_up(self, reason: str) -> None:
         self._log.failed(reason)
-        self._end(self._grace_s)
+        self._server.fail(reason)  # processes that wait there for others end with that error
+        self._fail(1)
 
     # --- what the agents report ---------------------------------------------------------------------------------------
 
@@ -398,7 +398,7 @@ class ElasticStarter(Starter[str]):
         (process,) = [one for one in self._processes.values() if one.number == number]
         member = member_of(process)
         del self._processes[member]
-        is_expected = self._is_ending or self._is_stopping or member in self._ending
+        is_expected = self._is_ending or self._is_stopping or self._rule.has_failed or member in self._ending
         self._leaving.discard(member)
         self._ending.discard(member)
         self._server.gone(member, end_of(code))
@@ -469,7 +469,8 @@ class ElasticStarter(Starter[str]):
             elif isinstance(news, Stuck):
                 self._order_process(news.member, {"signal": signal.SIGKILL})
             elif isinstance(news, Failed) and not self._is_ending:
-                self._fail(news.text)
+                self._log.failed(news.text)
+                self._fail(1)
 
     def _set_hosts(self, hosts: list[Host]) -> None:
         if self._is_ending:  # the agents of lost hosts are forgotten by then, but not their processes

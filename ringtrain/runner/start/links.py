@@ -290,15 +290,15 @@ class Loop:
             if stream in self._selector.get_map():
                 self._selector.unregister(stream)
 
-    def handle_signals(self, numbers: Iterable[int], handle: Callable[[bytes], None]) -> None:
-        """`handle` takes those that have come. A signal that is ignored stays ignored."""
+    def handle_signals(self, numbers: Iterable[int], handle: Callable[[bytes], None], own: Iterable[int]) -> None:
+        """`handle` takes those that have come. A signal that is ignored stays ignored, but for ringrun's `own` ones."""
         wake_up, wake_up_end = os.pipe()
         for descriptor in (wake_up, wake_up_end):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
         self.register(wake_up, lambda: handle(os.read(wake_up, 4096)))
-        for number in numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+        for number in {*numbers, *own}:
+            if number in own or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda number, frame: None)
 
     def register(self, stream: int | HasDescriptor, read: Callable[[], None]) -> None:

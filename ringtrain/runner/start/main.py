@@ -33,7 +33,8 @@ from ringtrain.runner.job import (
 from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.links import ContainerLink, LaunchedLink, Link, ProcessLink, Share, command_of_agent
 from ringtrain.runner.start.placement import Discovery, DiscoveryError, HostPlacement, Placement
-from ringtrain.runner.start.starter import MAX_GRACE_S, RankStarter, Starter
+from ringtrain.runner.start.starter import RankStarter, Starter
+from ringtrain.runner.supervise.end_rule import MAX_GRACE_S
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE, speaker
 
 if TYPE_CHECKING:

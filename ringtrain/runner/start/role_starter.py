@@ -15,7 +15,7 @@ from ringtrain.job.host import address_towards, addresses_of, usual_address
 from ringtrain.runner.hosts import is_this_host
 from ringtrain.runner.job import SERVER, WORKER, Address, RoleProcess, RoleTerms
 from ringtrain.runner.start.links import Link
-from ringtrain.runner.start.starter import MAX_GRACE_S, Starter, end_of, report_to_ringrun, say
+from ringtrain.runner.start.starter import Starter, end_of, report_to_ringrun, say
 
 # Servers and the scheduler end by themselves when the workers have. This is how long they may take.
 _SERVERS_END_S = 5.0
@@ -77,7 +77,7 @@ class RoleStarter(Starter[RolePlace]):
             return
         if not self._running:
             self._finish()
-        elif self._is_stopping:
+        elif self._is_stopping or self._rule.has_failed:
             self._end(self._grace_s)
         elif self._terms.keeps_servers and self._code == 0:
             self._let_servers_stay()
@@ -117,19 +117,19 @@ class RoleStarter(Starter[RolePlace]):
         link.running.discard(number)
         process = self._terms.cast.process(number)
         self._running.discard(process)
-        if code != 0 and not self._is_ending and not self._is_stopping:
+        if code != 0 and not self._is_over:
             self._note_failure(process, code, end_of(code))
 
     def _note_end_of_agent(self, at: RolePlace, running: Sequence[int], how: str) -> None:
         lost = [self._terms.cast.process(number) for number in running]
         self._running.difference_update(lost)
-        if self._is_ending or self._is_stopping:
+        if self._is_over:
             return
         for process in lost:
             self._note_failure(process, 1, f"got lost: {how}")
 
     def _note_failure(self, process: RoleProcess, code: int, how: str) -> None:
-        if self._is_ending:
+        if self._is_over:
             return
         failures = self._failures[process] = self._failures.get(process, 0) + 1
         what = f"{process} on {self._place_of(process).at.host} {how}"
@@ -143,16 +143,17 @@ class RoleStarter(Starter[RolePlace]):
         if process.role == WORKER and left >= self._terms.least:
             say(f"{what}; the job goes on without it")
         else:
-            self._fail(code, what)
+            report_to_ringrun({"last": what})
+            self._fail(code)
 
     def _may_restart(self, process: RoleProcess) -> bool:
         """A server that has saved nothing would come back empty, and a scheduler without knowing anybody."""
         return process.role == WORKER or (process.role == SERVER and self._terms.has_snapshots and bool(self._workers))
 
-    def _fail(self, code: int, what: str) -> None:
-        self._code = self._code or code
-        report_to_ringrun({"last": what})
-        self._end(min(self._grace_s, MAX_GRACE_S))
+    @property
+    def _is_over(self) -> bool:
+        """Whether the job ends, so that the end of another process changes nothing."""
+        return self._is_ending or self._is_stopping or self._rule.has_failed
 
     def _listed(self, processes: Iterable[RoleProcess]) -> str:
         return self._terms.cast.listed(process.number for process in processes)

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ringtrain.errors import list_of_ranks, ranges_of
 from ringtrain.runner.start.agent import write_lines
 from ringtrain.runner.start.links import HasDescriptor, Link, Loop
+from ringtrain.runner.supervise import process_tree
+from ringtrain.runner.supervise.end_rule import EndRule
 from ringtrain.runner.supervise.frames import frame_of_report
-from ringtrain.runner.supervise.rank_wrapper import END_RANK, speaker
+from ringtrain.runner.supervise.rank_wrapper import END_NOW, END_RANK, speaker
 
 if TYPE_CHECKING:
     from ringtrain.job.rendezvous.generations import Waiting
@@ -29,9 +31,8 @@ if TYPE_CHECKING:
 At = TypeVar("At")
 
 _LOOK_S = 0.2
-# How long processes may take from SIGTERM to SIGKILL:
-MAX_GRACE_S = 10.0  # at most, when the job has failed; also where the user names no time
-_GRACE_WHEN_TOLD_S = 1.0  # when this process is told to end
+# How long processes have from SIGTERM to SIGKILL where ringrun ends the job now.
+_GRACE_NOW_S = 1.0
 # How long agents may take to end after they have killed their processes.
 _AGENTS_END_S = 1.5
 _STDIN_BYTES = 1 << 15
@@ -48,6 +49,7 @@ class Starter(ABC, Generic[At]):
     def __init__(self, grace_s: float):
         """`grace_s` is from SIGTERM to SIGKILL."""
         self._grace_s = grace_s
+        self._rule = EndRule(grace_s)
         self._links: dict[At, Link] = {}
         self._code = 0
         self._is_stopping = False  # all processes were sent SIGTERM
@@ -56,13 +58,16 @@ class Starter(ABC, Generic[At]):
 
     def obey_signals(self) -> None:
         """Signals of this process are for the ranks, or end the job. Main thread."""
-        self._loop.handle_signals((*FOR_RANKS, *ENDING_SIGNALS), self._on_signals)
+        process_tree.reset_signals()
+        self._loop.handle_signals((*FOR_RANKS, *ENDING_SIGNALS), self._on_signals, (END_RANK, END_NOW))
 
     def run(self) -> int:
         """Runs the job to its end. Returns its exit code."""
         while True:
             if not self._is_ending:
                 self._go_on()
+            if self._rule.is_due(time.monotonic()) and not self._is_ending:
+                self._end(self._rule.grace_s)
             if self._is_ending and (not self._links or time.monotonic() >= self._give_up_at):
                 break
             self._loop.wait(_LOOK_S, self._inputs())
@@ -111,6 +116,11 @@ class Starter(ABC, Generic[At]):
         self._order_all({"finish": True})
         self._give_up_at = time.monotonic() + _AGENTS_END_S
 
+    def _fail(self, code: int) -> None:
+        """The job has failed: the other processes learn it by themselves, and may go on for a while."""
+        self._code = self._code or code
+        self._rule.fail(time.monotonic())
+
     def _end(self, grace_s: float) -> None:
         self._order_all({"end": grace_s})
         self._give_up_at = min(self._give_up_at, time.monotonic() + grace_s + _AGENTS_END_S)
@@ -124,9 +134,11 @@ class Starter(ABC, Generic[At]):
             if number in FOR_RANKS:
                 self._signal_ranks(FOR_RANKS[number])
                 self._is_stopping |= FOR_RANKS[number] == signal.SIGTERM
-            elif number in ENDING_SIGNALS:
-                self._code = self._code or 128 + number
-                self._end(_GRACE_WHEN_TOLD_S)
+            elif number == END_NOW:
+                self._code = self._code or 128 + signal.SIGTERM
+                self._end(_GRACE_NOW_S)
+            elif number in ENDING_SIGNALS:  # not from ringrun, which decides how the job ends
+                report_to_ringrun({"signalled": number})
 
 
 def say(sentence: str) -> None:
@@ -165,17 +177,22 @@ class StandardInput:
 
 
 def _is_in_foreground() -> bool:
-    """Whether ringrun, the parent, is in the foreground. This process itself is in a session of its own."""
+    """Whether ringrun is in the foreground, the parent of the guard. This process is in another session."""
     try:
-        fields = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+        _, ringrun, *_ = _fields_of(os.getppid())
+        _, _, group, _, _, group_in_foreground, *_ = _fields_of(int(ringrun))
     except OSError:
         return False
-    _, _, group, _, _, group_in_foreground, *_ = fields
     return group == group_in_foreground
 
 
+def _fields_of(pid: int) -> list[str]:
+    """Returns the state of a process, its parent, and so on, as /proc has them."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 class RankStarter(Starter[int]):
-    """Ends with the last rank, or soon after the first one that fails. Its standard input is that of rank 0."""
+    """Ends with the last rank. Its standard input is that of rank 0."""
 
     def __init__(self, links: Sequence[Link], grace_s: float):
         """The first link has rank 0."""
@@ -212,11 +229,6 @@ class RankStarter(Starter[int]):
             if not self._is_ending:
                 say(f"{how}, and with it {list_of_ranks(running)}")
             self._fail(1)
-
-    def _fail(self, code: int) -> None:
-        self._code = self._code or code
-        if not self._is_ending:
-            self._end(min(self._grace_s, MAX_GRACE_S))
 
 
 # --- the log of a job, in words: each event is printed at once, and again at the end ----------------------------------

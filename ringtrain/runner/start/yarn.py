@@ -36,7 +36,8 @@ from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.links import ContainerLink, Link, Share
 from ringtrain.runner.start.placement import DiscoveryError, Placement
 from ringtrain.runner.start.starter import ENDING_SIGNALS, say
-from ringtrain.runner.supervise import rank_wrapper
+from ringtrain.runner.supervise import process_tree, rank_wrapper
+from ringtrain.runner.supervise.rank_wrapper import END_NOW
 
 # --- the ResourceManager, by its REST interface -----------------------------------------------------------------------
 
@@ -213,7 +214,10 @@ class Application:
         """It may outlive a job that is ended from outside, which leaves no time for another start of Java."""
         return subprocess.Popen(
             ["timeout", str(_REMOVE_S), self._hadoop, "fs", "-rm", "-r", "-f", "-skipTrash", self._name],
-            env={name: value for name, value in os.environ.items() if name != rank_wrapper.JOB_VARIABLE},
+            env={
+                process_tree.OUTLIVES_VARIABLE: "1",
+                **{name: value for name, value in os.environ.items() if name != rank_wrapper.JOB_VARIABLE},
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -327,7 +331,7 @@ class EndingSignal:
 
     def __init__(self) -> None:
         self.number = 0
-        for number in ENDING_SIGNALS:
+        for number in (*ENDING_SIGNALS, END_NOW):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
 

@@ -1,8 +1,10 @@
 """Starts the launcher of a job, and follows the job until none of its processes is left.
 
 supervisor       starts the launcher, follows what happens, and ends the job
-die_with_parent  a command that ends with its parent
+guard            the parent of the launcher, which leaves nothing of the job on this host
 rank_wrapper     the parent of each rank; frames: what it sends
+process_tree     signals that these inherit, and the processes that they leave
+end_rule         when the ranks of a failed job are told to end
 output           lines and files of the ranks, and the screen on which they are printed
 failures         which rank failed first, and what else ended the job
 """

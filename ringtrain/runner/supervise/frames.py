@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ringtrain.runner.supervise.rank_wrapper import ENDED, RECORD, STARTED, STDERR, STDOUT
+from ringtrain.runner.supervise.rank_wrapper import ENDED, RECORD, STARTED, STDERR, STDOUT, TOLD
 
-_FRAME = re.compile(rb"(\d+)([soexOEr])(.*)", re.DOTALL)
+_FRAME = re.compile(rb"(\d+)([stoexOEr])(.*)", re.DOTALL)
 
 
 class Written(NamedTuple):
@@ -27,6 +27,12 @@ class Started(NamedTuple):
     host: str
     pid: int
     slurm_step: str | None = None
+
+
+class Told(NamedTuple):
+    """A rank has got SIGTERM or the like."""
+
+    rank: int
 
 
 class Ended(NamedTuple):
@@ -53,7 +59,7 @@ class LauncherSaid(NamedTuple):
     data: bytes
 
 
-Event = Written | Started | Ended | Reported | LauncherSaid
+Event = Written | Started | Told | Ended | Reported | LauncherSaid
 _REPORT = "r"
 
 
@@ -95,6 +101,8 @@ def _event(rank: int, letter: str, payload: bytes) -> Event:
     if letter == STARTED:
         host, pid, step = payload.decode().split()
         return Started(rank, host, int(pid), None if step == "-" else step)
+    if letter == TOLD:
+        return Told(rank)
     if letter == ENDED:
         code, age_s, was_told = payload.decode().split()
         return Ended(rank, int(code), float(age_s), was_told == "1")

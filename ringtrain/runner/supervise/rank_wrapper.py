@@ -8,7 +8,6 @@ payload. `frames.py` reads them.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import itertools
 import os
@@ -23,12 +22,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 
+if __name__ == "__main__":  # a script that does not import ringtrain
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import process_tree  # type: ignore[import-not-found, unused-ignore]
+else:
+    from ringtrain.runner.supervise import process_tree
+
 RECORD = b"\x1e"
 # Letters of frames. The output of a rank comes in lines (small letter), or in parts that a later one goes on with.
-STARTED, ENDED, STDOUT, STDERR = "s", "x", "o", "e"
+STARTED, TOLD, ENDED, STDOUT, STDERR = "s", "t", "x", "o", "e"
 
-# A launcher that would kill its ranks right after SIGTERM hands this on instead. Ignored by default.
+# Asks a wrapper to send SIGTERM to its rank, unless that has just come to both from somebody else. Ignored by default.
 END_RANK = signal.SIGURG
+# From ringrun to a starter, after the ranks have had their time: end the job now, on all hosts.
+END_NOW = signal.SIGRTMIN
 # In the environment: how long a rank may take to end after SIGTERM, in seconds.
 GRACE_VARIABLE = "RINGRUN_GRACE_S"
 # In the environment: the command that was typed, in whose name everything is said.
@@ -59,8 +66,12 @@ _PAYLOAD_BYTES = 900
 _BATCH_BYTES = 4096
 _DRAIN_S = 1.0
 _LOOK_S = 2.0
-_STAY_LONGER_S = 10.0
-_PR_SET_PDEATHSIG = 1
+# How long a wrapper stays at most, beyond the grace of the ranks: ringrun tells it to end long before that.
+_STAY_LONGER_S = 30.0
+# SIGTERM that comes to all processes of a service or a batch job comes to the rank itself, too, and ringrun, which gets
+# it as well, asks for another one. So long before and after that request the wrapper takes both for the same.
+_SAME_BEFORE_S, _SAME_AFTER_S = 5.0, 0.2
+_KILL_S = 1.0
 # Launchers and batch systems signal the whole process group, this process and the rank alike.
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SIGNALS_OF_THE_RANK = (
@@ -148,36 +159,49 @@ class Wrapper:
         self._launcher = os.getppid()
         self._sender = Sender(sys.stderr.fileno(), rank, self._require_launcher)
         self._times_told_to_end = 0
+        self._told_at = float("-inf")  # when SIGTERM or its like last came to this process and the rank
+        self._asked_at: float | None = None  # when ringrun has asked for SIGTERM that is not sent yet
+        self._has_said_told = self._has_ended = False
+        process_tree.adopt_orphans()
         self._wake_up, wake_up_end = os.pipe()
         for descriptor in (self._wake_up, wake_up_end):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
         self._handled = self._handle_signals()
+        process_tree.reset_signals()  # a request may have come before there was a handler, and is blocked until now
         # the end of the launcher's process wakes this one up, which then ends the rank at once
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCHLD)
+        process_tree.signal_at_end_of_parent(signal.SIGCHLD)
 
     def run(self) -> int:
-        """Run the command to its end. Returns its exit code, negative for a signal, or 0 if it was told to end."""
+        """Run the command to its end. Returns its exit code, negative for a signal, or 0 if it was told to end.
+
+        An end that a launcher would answer by ending the other ranks is kept from it until ringrun lets it know.
+        """
         streams, pid = self._start()
         self._sender.send(STARTED, f"{socket.gethostname()} {pid} {_slurm_step()}".encode())
         status = None
         while status is None:
             self._forward(streams, _LOOK_S)
             self._require_launcher()
-            ended, found = os.waitpid(pid, os.WNOHANG)
-            status = found if ended else None
+            if self._told_at > 0 and not self._has_said_told:
+                self._has_said_told = True
+                self._sender.send(TOLD, b"")
+            status = _status_of(pid)
         ended_at = time.monotonic()
         # a process that the rank has left behind may hold its pipes open for ever
         while streams and time.monotonic() - ended_at < _DRAIN_S:
             self._forward(streams, _DRAIN_S / 10)
         age_s = time.monotonic() - ended_at
         code = os.waitstatus_to_exitcode(status)
-        self._sender.send(ENDED, f"{code} {age_s:.6f} {int(self._times_told_to_end > 0)}".encode())
-        # the agent of an elastic job ends no other rank, and has to know how this one ended
-        if self._times_told_to_end > 0 and PROCESS_VARIABLE not in os.environ:
+        was_told, self._has_ended = self._times_told_to_end > 0, True
+        self._sender.send(ENDED, f"{code} {age_s:.6f} {int(was_told)}".encode())
+        # another process may take its place, and an agent ends no other rank and has to know how this one ended
+        if PROCESS_VARIABLE in os.environ:
+            process_tree.kill_descendants(_KILL_S)
+            return code
+        if was_told or code != 0:
             self._stay()
-            return 0
-        return code
+        return 0 if was_told else code
 
     def _handle_signals(self) -> list[signal.Signals]:
         """Returns those that have a handler now."""
@@ -186,7 +210,7 @@ class Wrapper:
             **dict.fromkeys(_ENDING_SIGNALS, self._note),
         }
         handlers = {number: how for number, how in handlers.items() if signal.getsignal(number) is not signal.SIG_IGN}
-        handlers |= {signal.SIGCHLD: _do_nothing, END_RANK: self._end_rank}
+        handlers |= {signal.SIGCHLD: _do_nothing, END_RANK: self._note_request}
         for number, handler in handlers.items():
             signal.signal(number, handler)
         return list(handlers)
@@ -208,7 +232,7 @@ class Wrapper:
     def _become_rank(self, wrapper: int, out: int, err: int, mask: set[int | signal.Signals]) -> None:
         """In the child: take the command's place, and end when the wrapper does."""
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            process_tree.signal_at_end_of_parent(signal.SIGKILL)
             if os.getppid() != wrapper:  # it ended before that
                 return
             signal.set_wakeup_fd(-1)
@@ -227,7 +251,9 @@ class Wrapper:
             os._exit(127)
 
     def _forward(self, streams: dict[int, str], timeout_s: float) -> None:
-        ready, _, _ = select.select([*streams, self._wake_up], [], [], timeout_s)
+        wait_s = timeout_s if self._asked_at is None else min(timeout_s, _SAME_AFTER_S)
+        ready, _, _ = select.select([*streams, self._wake_up], [], [], wait_s)
+        self._send_requested_signal()
         for descriptor in ready:
             if descriptor == self._wake_up:
                 os.read(descriptor, 4096)
@@ -240,7 +266,7 @@ class Wrapper:
                 del streams[descriptor]
 
     def _stay(self) -> None:
-        """Keep an end that was asked for from the launcher, which would end the other ranks before they are ready.
+        """Keep the end of the rank from the launcher, which would end the other ranks before they are ready.
 
         ringrun knows of it, and has this process ended with the last of them.
         """
@@ -253,14 +279,24 @@ class Wrapper:
     def _require_launcher(self) -> None:
         """End the rank if the launcher's process on this host has died: no other process would."""
         if os.getppid() != self._launcher:
+            process_tree.kill_descendants(_KILL_S)
             os.killpg(0, signal.SIGKILL)
 
     def _note(self, number: int, frame: object) -> None:
         self._times_told_to_end += 1
+        self._told_at = time.monotonic()
 
-    def _end_rank(self, number: int, frame: object) -> None:
-        """As a launcher would: whatever the rank has started gets the signal, too, and so does this process."""
-        os.killpg(0, signal.SIGTERM)
+    def _note_request(self, number: int, frame: object) -> None:
+        self._times_told_to_end += 1
+        self._asked_at = time.monotonic()
+
+    def _send_requested_signal(self) -> None:
+        """As a launcher would: whatever the rank has started gets SIGTERM, too, and so does this process."""
+        if self._asked_at is None or time.monotonic() < self._asked_at + _SAME_AFTER_S:
+            return
+        if not self._has_ended and self._told_at < self._asked_at - _SAME_BEFORE_S:
+            os.killpg(0, signal.SIGTERM)
+        self._asked_at = None
 
 
 def speaker() -> str:
@@ -315,6 +351,16 @@ def _place_on_hosts(rank: int, hosts: list[int]) -> tuple[int, int, int]:
         local_rank -= hosts[host]
         host += 1
     return host, local_rank, hosts[host]
+
+
+def _status_of(pid: int) -> int | None:
+    """Takes the ends of all children, also of adopted ones. Returns the status of `pid` if it has ended."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                found = ended[1]
+    return found
 
 
 def _do_nothing(number: int, frame: object) -> None:

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from ringtrain.errors import list_of_ranks
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import Launcher
-from ringtrain.runner.supervise import die_with_parent, rank_wrapper
+from ringtrain.runner.supervise import guard, process_tree, rank_wrapper
+from ringtrain.runner.supervise.end_rule import EndRule
 from ringtrain.runner.supervise.first_failure import (
     Failure,
     FailureLog,
@@ -30,9 +31,9 @@ from ringtrain.runner.supervise.first_failure import (
     of_unkillable,
     report,
 )
-from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Reported, Started, Written
+from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Reported, Started, Told, Written
 from ringtrain.runner.supervise.output import RANKS, Names, Output, RankFiles, Screen
-from ringtrain.runner.supervise.rank_wrapper import JOB_VARIABLE
+from ringtrain.runner.supervise.rank_wrapper import END_RANK, JOB_VARIABLE
 
 # --- what a launcher has left behind on this host ---------------------------------------------------------------------
 
@@ -61,9 +62,7 @@ def kill_job(job: str, within_s: float = _KILL_S) -> list[int]:
     while remaining := processes_of(job):
         if time.monotonic() > deadline:
             break
-        for pid in remaining:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        process_tree.kill(remaining)
         time.sleep(0.02)
     return remaining
 
@@ -81,10 +80,16 @@ class SignalSender:
         self._launcher = launcher
         self._process = process
         self._running: dict[int, Started] = {}
+        self._slurm_steps: set[str] = set()
+        self._told: set[int] = set()
 
-    def note(self, event: Started | Ended) -> None:
-        if isinstance(event, Started):
+    def note(self, event: Started | Told | Ended) -> None:
+        if isinstance(event, Told):
+            self._told.add(event.rank)
+        elif isinstance(event, Started):
             self._running[event.rank] = event
+            if event.slurm_step is not None:
+                self._slurm_steps.add(event.slurm_step)
         else:
             self._running.pop(event.rank, None)
 
@@ -99,7 +104,11 @@ class SignalSender:
             self._process.send_signal(self._launcher.passes_on[number])
             return []
         if self._launcher.scancel is not None:
-            return [] if self._signal_step(self._launcher.scancel, number) else self.running
+            if number == signal.SIGTERM and self._running and self._told.issuperset(self._running):
+                return []  # Slurm itself ends the job
+            # the wrapper of each task hands SIGTERM on, unless it has just come from Slurm
+            number_of_step = END_RANK if number == signal.SIGTERM else number
+            return [] if self._signal_step(self._launcher.scancel, number_of_step) else self.running
         here = [started for started in self._running.values() if started.host == socket.gethostname()]
         for started in here:
             with contextlib.suppress(ProcessLookupError):
@@ -108,10 +117,9 @@ class SignalSender:
 
     def _signal_step(self, scancel: str, number: int) -> bool:
         """Returns whether that could be done."""
-        steps = {started.slurm_step for started in self._running.values() if started.slurm_step is not None}
-        if not steps:
+        if not self._slurm_steps:
             return False
-        command = [scancel, f"--signal={number}", *steps]
+        command = [scancel, f"--signal={int(number)}", *self._slurm_steps]
         try:
             return subprocess.run(command, capture_output=True, timeout=_SCANCEL_S, check=False).returncode == 0
         except (OSError, subprocess.TimeoutExpired):
@@ -123,8 +131,10 @@ class SignalSender:
 
 # How long a launcher may take to end what still runs, also on other hosts.
 _LAUNCHER_S = 3.0
+# How long the guard may take to kill everything on this host.
+_GUARD_S = 5.0
 # A launcher that outlives SIGKILL for so long waits in the kernel, perhaps for ever.
-_KILLED_S = 10.0
+_KILLED_S = 15.0
 
 
 class Shutdown:
@@ -133,15 +143,19 @@ class Shutdown:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
+        stop_signal: int,
         signal_sender: SignalSender,
         say: Callable[[str], None],
         names: Names = RANKS,
     ):
+        """`process` is the guard of the launcher, whose signal to end the job is `stop_signal`."""
         self._process = process
+        self._stop_signal = stop_signal
         self._signal_sender = signal_sender
         self._say = say
         self._names = names
         self._grace_s: float | None = None
+        self._launcher_knows = False
         self._launcher_at = float("inf")
         self._kill_at = float("inf")
 
@@ -160,6 +174,12 @@ class Shutdown:
             self._grace_s = 0.0 if self._signal_sender.send(signal.SIGTERM) else grace_s
             self._launcher_at = min(self._launcher_at, time.monotonic() + self._grace_s)
 
+    def let_launcher_know(self) -> None:
+        """All ranks have ended, and one has failed: lets the wrappers end, which have kept that from the launcher."""
+        if not self._launcher_knows:
+            self._launcher_knows = True
+            self._signal_sender.send(signal.SIGTERM)
+
     def tell_launcher(self) -> None:
         """Makes the launcher end the job, which gives the ranks as much time as it pleases."""
         self._launcher_at = min(self._launcher_at, time.monotonic())
@@ -174,10 +194,12 @@ class Shutdown:
             if self._grace_s and running:
                 late = self._names.listed(running)
                 self._say(f"{late} did not end within {self._grace_s:g} s of SIGTERM, see --grace-s")
-            self._process.terminate()
+            self._process.send_signal(self._stop_signal)
             self._kill_at = now + _LAUNCHER_S
-        if now >= self._kill_at:
+        if now >= self._kill_at + _GUARD_S:
             self._process.kill()
+        elif now >= self._kill_at:
+            self._process.send_signal(guard.KILL_ALL)
 
 
 # --- the supervisor ---------------------------------------------------------------------------------------------------
@@ -187,15 +209,15 @@ class Shutdown:
 _LOOK_S = 0.2
 # The pipes of an ended launcher are read for this time at most.
 _DRAIN_S = 1.0
-# How long the others may go on after a rank has failed. Open MPI ends them at once, Intel MPI sometimes never.
-_AFTER_FAILURE_S = 10.0
-# How long they may take to end then. Ranks that wait for one that has failed have nothing to save.
-_GRACE_AFTER_FAILURE_S = 10.0
 # A launcher that ends a job by itself has done so within this time. The wrappers of ranks that somebody else has told
 # to end wait for it, else for ringrun.
 _LAUNCHER_ENDS_S = 2.0
 _CLEAN_UP_S = 5.0
-_REAP_S = 1.0
+_REAP_S = 3.0
+# Signals to ringrun within this time are one.
+_SAME_S = 1.0
+# Slurm may have told the ranks to end as well. Within this time ringrun hears of it.
+_HEAR_S = 0.5
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SIGNALS_OF_THE_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -279,17 +301,21 @@ class Supervisor:
         self._launcher_words = LauncherWords()
         self._started: set[int] = set()
         self._signals: list[int] = []
+        self._signalled_at = 0.0
+        self._reported_signals: list[int] = []
         self._to_pass_on: list[int] = []
         self._is_late = False
-        self._end_at = float("inf")
+        self._rule = EndRule(settings.grace_s)
+        self._launcher_code: int | None = None
+        self._unkillable: list[int] = []
         self._were_told = False
         self._wrappers_wait_since = float("inf")
 
     def run(self) -> Outcome:
         """Run the job to its end; nothing of it is left on this host, also if this raises."""
-        leader = [die_with_parent.__file__, str(os.getpid()), str(int(self._launcher.last_signal))]
+        command, own = self._launcher.arguments(self._job), os.getpid()
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", *leader, *self._launcher.arguments(self._job)],
+            guard.command_of_guard(own, self._launcher.last_signal, command, self._launcher.shielded, reports=True),
             env=self._launcher.environment(self._job),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -297,16 +323,31 @@ class Supervisor:
             start_new_session=True,
         )
         self._signal_sender = SignalSender(self._launcher, process)
-        self._shutdown = Shutdown(process, self._signal_sender, self._screen.say, self._settings.names)
+        say, names = self._screen.say, self._settings.names
+        self._shutdown = Shutdown(process, self._launcher.stop_signal, self._signal_sender, say, names)
         try:
             self._watch(process)
         finally:
             self._clean_up(process)
-        return self._outcome(process.returncode)
+        # the guard knows better: where this process ignores SIGCHLD, the kernel forgets how a child has ended
+        known = process.returncode is None or self._launcher_code is not None
+        return self._outcome(self._launcher_code if known else process.returncode or -signal.SIGKILL)
 
     def end(self, number: int) -> None:
-        """End the job because of a signal; may be called by its handler. The second one kills at once."""
-        self._signals.append(number)
+        """End the job because of a signal; may be called by its handler. The second one kills at once.
+
+        Batch systems may send SIGTERM twice at a time; a person presses Ctrl-C twice on purpose.
+        """
+        now = time.monotonic()
+        if not self._signals:
+            self._signalled_at = now
+        if number == signal.SIGINT or not self._signals or now > self._signalled_at + _SAME_S:
+            self._signals.append(number)
+
+    @property
+    def _was_signalled(self) -> list[int]:
+        """The signals that end the job: those of this process, or of a process of the launcher."""
+        return self._signals or self._reported_signals
 
     def pass_on(self, number: int) -> None:
         """Hand a signal to the ranks, once all have started; may be called by its handler."""
@@ -360,14 +401,18 @@ class Supervisor:
     def _end_if_due(self) -> None:
         if len(self._signals) > 1:
             self._shutdown.kill()
-        elif self._is_late or (self._signals and self._missing()):
+        elif self._is_late or (self._was_signalled and self._missing()):
             self._shutdown.tell_launcher()
-        elif self._signals:
+        elif self._was_signalled:
+            if self._launcher.scancel is not None and time.monotonic() < self._signalled_at + _HEAR_S:
+                return
             self._shutdown.ask_ranks(self._settings.grace_s)
-        elif time.monotonic() >= self._end_at:
-            self._shutdown.ask_ranks(min(self._settings.grace_s, _GRACE_AFTER_FAILURE_S))
         elif time.monotonic() >= self._wrappers_wait_since + _LAUNCHER_ENDS_S:
             self._shutdown.tell_launcher()
+        elif self._wrappers_wait_since < float("inf") and not self._were_told:
+            self._shutdown.let_launcher_know()
+        elif self._rule.is_due(time.monotonic()):
+            self._shutdown.ask_ranks(self._rule.grace_s)
         self._shutdown.go_on()
 
     def _read_once(self, selector: selectors.BaseSelector, process: subprocess.Popen[bytes], timeout_s: float) -> None:
@@ -396,6 +441,9 @@ class Supervisor:
             if isinstance(event, Reported):
                 self._note_report(event.report)
                 continue
+            if isinstance(event, Told):
+                self._signal_sender.note(event)
+                continue
             self._failures.add(event)
             if isinstance(event, Written):
                 self._output.add(event)
@@ -412,25 +460,36 @@ class Supervisor:
         return f"rank {event.rank} is process {event.pid} on {event.host}"
 
     def _note_report(self, report: dict[str, Any]) -> None:
-        """No other starter than that of an elastic job reports anything."""
+        """Handles a report of the guard or of a starter."""
+        self._launcher_code = report.get("launcher", self._launcher_code)
+        self._unkillable = report.get("unkillable", self._unkillable)
+        if "signalled" in report:
+            self._signalled_at = self._signalled_at or time.monotonic()
+            self._reported_signals.append(report["signalled"])
 
     def _note_end(self, event: Ended) -> None:
+        if self._launcher.keeps_end_rule:
+            return
         now = time.monotonic()
         if event.code != 0:
-            self._end_at = min(self._end_at, now + _AFTER_FAILURE_S)
+            self._rule.fail(now)
         self._were_told |= event.was_told
-        if self._were_told and not self._signal_sender.running and not self._missing():
+        if (self._were_told or self._rule.has_failed) and not self._signal_sender.running and not self._missing():
             self._wrappers_wait_since = now
 
     def _clean_up(self, process: subprocess.Popen[bytes]) -> None:
         """Leave nothing behind. The launcher still runs if this process was interrupted or could not write."""
         if process.poll() is None and not self._shutdown.has_told_launcher:
-            process.terminate()
+            process.send_signal(self._launcher.stop_signal)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_CLEAN_UP_S)
         if process.poll() is None:
+            process.send_signal(guard.KILL_ALL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GUARD_S)
+        if process.poll() is None:
             process.kill()
-        unkillable = kill_job(self._id)
+        unkillable = sorted({*self._unkillable, *kill_job(self._id)})
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_REAP_S)
         if unkillable:
@@ -448,8 +507,8 @@ class Supervisor:
             launcher_code = 0  # it says nothing of the ranks
         ends = self._failures.ends()
         early = [rank for rank, _ in ends.early]
-        if self._signals:
-            return Outcome(128 + self._signals[0], "", [], early)
+        if self._was_signalled:
+            return Outcome(128 + self._was_signalled[0], "", [], early)
         failures, missing = self._failures.failures(), self._missing()
         if self._is_late:
             late = of_late_ranks(self._job, missing, self._settings.start_timeout_s)
@@ -511,22 +570,18 @@ class ElasticSupervisor(Supervisor):
         """None: the starter knows which there should be."""
         return []
 
-    def _note_end(self, event: Ended) -> None:
-        """Whatever follows from it, the starter does."""
-
     def _in_words(self, event: Started) -> str:
         return f"process {event.rank} has the id {event.pid} on {event.host}"
 
     def _note_report(self, report: dict[str, Any]) -> None:
-        if "generation" in report:
-            self._generation = tuple(report["generation"])
-        else:
-            self._last_lines += (report["last"],)
+        super()._note_report(report)
+        self._generation = tuple(report.get("generation", self._generation))
+        self._last_lines += (report["last"],) if "last" in report else ()
 
     def _outcome(self, launcher_code: int | None) -> Outcome:
         early = [number for number, _ in self._failures.ends().early]
-        if self._signals:
-            return Outcome(128 + self._signals[0], "", [], early, self._generation)
+        if self._was_signalled:
+            return Outcome(128 + self._was_signalled[0], "", [], early, self._generation)
         code = launcher_code or 0
         lines = list(self._last_lines)
         failures = _latest_first(self._failures.failures())
@@ -552,19 +607,17 @@ class RoleSupervisor(Supervisor):
 
     _last_lines: tuple[str, ...] = ()
 
-    def _note_end(self, event: Ended) -> None:
-        """Whatever follows from it, the starter does."""
-
     def _in_words(self, event: Started) -> str:
         return f"{self._settings.names.listed([event.rank])} is process {event.pid} on {event.host}"
 
     def _note_report(self, report: dict[str, Any]) -> None:
-        self._last_lines += (report["last"],)
+        super()._note_report(report)
+        self._last_lines += (report["last"],) if "last" in report else ()
 
     def _outcome(self, launcher_code: int | None) -> Outcome:
         early = [number for number, _ in self._failures.ends().early]
-        if self._signals:
-            return Outcome(128 + self._signals[0], "", [], early)
+        if self._was_signalled:
+            return Outcome(128 + self._was_signalled[0], "", [], early)
         names, failures, code = self._settings.names, self._failures.failures(), launcher_code or 0
         if self._is_late:
             late = of_late_ranks(self._job, self._missing(), self._settings.start_timeout_s, names)
@@ -573,6 +626,8 @@ class RoleSupervisor(Supervisor):
             return Outcome(128 - code, f"the launcher was ended by {signal.Signals(-code).name}", [], early)
         if code == 0:
             return Outcome(0, "", [], early)
+        if failures and all(failure.is_consequence for failure in failures if failure.code == code):
+            code = failures[0].code  # the starter has heard of a consequence first
         # of a process that got lost with its host there are no words of its own
         words = report(failures, names) if failures and not failures[0].is_consequence else "\n".join(self._last_lines)
         return Outcome(code, words or f"the launcher ended with exit code {code}", failures, early)

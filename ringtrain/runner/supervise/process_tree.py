@@ -1,0 +1,84 @@
+"""Signals that a process of a job inherits from its parent as ignored or blocked, and its descendants.
+
+Scripts that do not import ringtrain load this file by its path, so it needs nothing but Python itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection
+
+# In the environment of a process that is to outlive its job, such as one that removes files of it elsewhere.
+OUTLIVES_VARIABLE = "RINGRUN_OUTLIVES"
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PAUSE_S = 0.02
+
+
+def reset_signals() -> None:
+    """Undoes what the parent has set by accident. Main thread.
+
+    Where SIGCHLD is ignored, the kernel forgets how children end, and a blocked signal neither ends nor wakes this
+    process and its children. Other ignored signals stay ignored, for nohup and for the `&` of a shell.
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def signal_at_end_of_parent(number: int) -> None:
+    """Sends this process a signal when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of each descendant whose own parent ends, also in a session of its own."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(pid: int) -> list[int]:
+    """Returns the children of a process, their children and so on, without zombies."""
+    children: dict[int, list[int]] = {}
+    living = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+            children.setdefault(int(parent), []).append(int(name))
+            if state not in "ZX":
+                living.add(int(name))
+    found = list(children.get(pid, []))
+    for one in found:  # grows meanwhile
+        found += children.get(one, [])
+    return [one for one in found if one in living]
+
+
+def kill(pids: Collection[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def kill_descendants(within_s: float) -> list[int]:
+    """Kills all descendants of this process and waits for their end. Returns those that outlive it.
+
+    A process outlives SIGKILL while it waits in the kernel, for a file server or a GPU.
+    """
+    deadline = time.monotonic() + within_s
+    while remaining := [pid for pid in descendants(os.getpid()) if not _outlives(pid)]:
+        if time.monotonic() > deadline:
+            break
+        kill(remaining)
+        time.sleep(_PAUSE_S)
+    return remaining
+
+
+def _outlives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return OUTLIVES_VARIABLE.encode() in (variable.partition(b"=")[0] for variable in file.read().split(b"\0"))
+    except OSError:
+        return False
