@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -30,10 +31,14 @@ _LOOK_S = 0.2
 
 
 class WaitLimits(NamedTuple):
-    """How long a request waits before a warning and before an error; 0 is for ever."""
+    """How long a request waits before a warning and before an error; 0 is for ever.
+
+    `ended` has the workers that push nothing more, and why.
+    """
 
     warning_s: float
     shutdown_s: float
+    ended: Mapping[int, str]
 
 
 class Request:
@@ -74,12 +79,21 @@ class Request:
         warn_s = began_s + self._limits.warning_s
         while not self._core.wait(_LOOK_S):
             waited_s = time.monotonic() - began_s
+            if self._limits.ended:
+                self._require_pushes()
             if time.monotonic() > warn_s:
                 logger.warning(f"a store has waited {waited_s:.0f} s: {self._core.missing()}")
                 warn_s = float("inf")
             if 0 < self._limits.shutdown_s < waited_s:
                 missing = self._core.missing()
                 raise StalledError(f"a store has waited {waited_s:.1f} s (stall_shutdown_time_s): {missing}")
+
+    def _require_pushes(self) -> None:
+        """Raises PeerLostError if this waits for a push of a worker that has come to its end."""
+        missing = self._core.missing()
+        for number in map(int, re.findall(r"worker (\d+) has pushed", missing)):
+            if number in self._limits.ended:
+                raise PeerLostError(f"{self._limits.ended[number]}, and pushes nothing more: {missing}")
 
 
 # Of send_command_to_servers: smaller numbers are MXNet's own.
@@ -114,7 +128,8 @@ class ServedBackend(Backend):
         self._is_atomic = atomic
         self._keys = KeyTable(worker, self._number, cuts_keys=not atomic)
         self._pending: deque[Request] = deque()
-        self._limits = WaitLimits(worker.seconds("stall_warning_time_s"), worker.seconds("stall_shutdown_time_s"))
+        seconds = worker.seconds
+        self._limits = WaitLimits(seconds("stall_warning_time_s"), seconds("stall_shutdown_time_s"), worker.ended)
         if elastic:
             worker.is_elastic = True
             worker.scheduler_client.be_elastic()

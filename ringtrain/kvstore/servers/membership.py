@@ -533,7 +533,10 @@ class Membership:
             Tell(*one) for one in self._rounds.say(message, place.number, member, now_s, originals)
         ]
         if message["label"] == END:
-            answers += self._end_keys(place, f"{in_words(place, self._processes[place])} has ended")
+            text = f"{in_words(place, self._processes[place])} has ended"
+            ending = {"kind": "ending", "role": WORKER, "number": place.number, "text": text}
+            others = (one for other, one in self._of(WORKER) if one.is_here() and other != place)
+            answers += [*(Tell(one.member, ending) for one in others), *self._end_keys(place, text)]
         return answers + self._close_rounds()
 
     def _end_keys(self, place: Place, text: str) -> list[Output]:

@@ -103,6 +103,8 @@ class Worker:
         self._arrival, self._scheduler = arrival, scheduler
         self._is_closed = False
         self._held: set[str] = set()  # labels of rounds
+        # Why workers push nothing more that have come to their ends, and wait for the others there.
+        self.ended: dict[int, str] = {}
         self._published: dict[int, int] = {}  # by server, the number of the last memory in the directory
         self._process = os.getpid()
         self._server: _core.StoreServer | None = None
@@ -247,6 +249,8 @@ class Worker:
                     self.scheduler_client.settle(number, begun)
                 self._server.lost_server(number)
                 self.client.lost_server(number, text)
+        elif role == WORKER and kind == "ending":
+            self.ended[number] = notice["text"]
         elif role == WORKER and kind == "settle":
             if self._server is not None:
                 self._server.settle(number, int(notice["server"]), bytes.fromhex(notice["begun"]))
