@@ -8,8 +8,9 @@
 #pragma once
 
 #include <algorithm>
-#include <deque>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "coordination/channel.h"
 #include "coordination/plan.h"
@@ -25,12 +26,7 @@ class Backlog {
   };
 
   // Behind those that are as urgent.
-  void add(Agreed agreed) {
-    std::deque<Agreed>& queue = agreed.reach == Reach::world ? of_world_ : of_node_;
-    const auto is_less_urgent = [](int32_t priority, const Agreed& one) { return one.plan->priority() < priority; };
-    const auto place = std::upper_bound(queue.begin(), queue.end(), agreed.plan->priority(), is_less_urgent);
-    queue.insert(place, std::move(agreed));
-  }
+  void add(Agreed agreed) { (agreed.reach == Reach::world ? of_world_ : of_node_).add(std::move(agreed)); }
 
   bool empty() const { return of_world_.empty() && of_node_.empty(); }
   bool has_plans_of_world() const { return !of_world_.empty(); }
@@ -40,29 +36,56 @@ class Backlog {
   template <typename CarryOut>
   void take_turn(Reach reach, CarryOut carry_out) {
     if (reach == Reach::node || of_world_.empty()) {
-      if (!of_node_.empty()) carry_out(taken(of_node_));
+      if (!of_node_.empty()) carry_out(of_node_.take());
       return;
     }
-    const int32_t priority = of_world_.front().plan->priority();
-    while (!of_node_.empty() && of_node_.front().plan->priority() >= priority) carry_out(taken(of_node_));
-    carry_out(taken(of_world_));
+    const int32_t priority = of_world_.priority();
+    while (!of_node_.empty() && of_node_.priority() >= priority) carry_out(of_node_.take());
+    carry_out(of_world_.take());
   }
 
   // The same for all that are left, when no more rounds come; the last one was of the world.
   template <typename CarryOut>
   void take_rest(CarryOut carry_out) {
-    while (!of_node_.empty()) carry_out(taken(of_node_));
-    while (!of_world_.empty()) carry_out(taken(of_world_));
+    while (!of_node_.empty()) carry_out(of_node_.take());
+    while (!of_world_.empty()) carry_out(of_world_.take());
   }
 
  private:
-  static Agreed taken(std::deque<Agreed>& queue) {
-    Agreed first = std::move(queue.front());
-    queue.pop_front();
-    return first;
-  }
+  // A heap: the most urgent is first, and of those that are as urgent the one that was added first.
+  class Queue {
+   public:
+    void add(Agreed agreed) {
+      const int32_t priority = agreed.plan->priority();
+      places_.push_back({priority, next_++, std::move(agreed)});
+      std::push_heap(places_.begin(), places_.end());
+    }
+    Agreed take() {
+      std::pop_heap(places_.begin(), places_.end());
+      Agreed first = std::move(places_.back().agreed);
+      places_.pop_back();
+      return first;
+    }
+    bool empty() const { return places_.empty(); }
+    size_t size() const { return places_.size(); }
+    int32_t priority() const { return places_.front().priority; }
 
-  std::deque<Agreed> of_world_, of_node_;  // the most urgent first
+   private:
+    struct Place {
+      int32_t priority;
+      uint64_t number;
+      Agreed agreed;
+
+      bool operator<(const Place& other) const {
+        return priority != other.priority ? priority < other.priority : number > other.number;
+      }
+    };
+
+    std::vector<Place> places_;
+    uint64_t next_ = 0;
+  };
+
+  Queue of_world_, of_node_;
 };
 
 }  // namespace ringtrain

@@ -21,38 +21,27 @@ enum Flags : uint64_t { kNothingNew = 1, kStaying = 2, kBlocked = 4 };
 
 void Ready::add(int slot, Pending pending) {
   const auto place = static_cast<size_t>(slot);
-  if (place >= pending_.size()) {
-    pending_.resize(place + 1);
+  if (place >= places_.size()) {
+    places_.resize(place + 1);
     bits_.resize(words_for(place + 1));
   }
-  pending_[place] = std::move(pending);
+  drop(slot);
+  places_[place] = {std::move(pending), last_, -1};
+  last_ = after(last_) = slot;
   set_bit(bits_, place);
 }
 
 Pending Ready::take(int slot) {
   const auto place = static_cast<size_t>(slot);
   clear_bit(bits_, place);
-  return std::exchange(pending_[place], {});
+  Place taken = std::exchange(places_[place], {});
+  after(taken.before) = taken.after;
+  before(taken.after) = taken.before;
+  return std::move(taken.pending);
 }
 
 void Ready::add_bits_to(Words& words) const {
   for (size_t i = 0; i < std::min(bits_.size(), words.size()); ++i) words[i] |= bits_[i];
-}
-
-std::optional<int> Ready::only_one() const {
-  std::optional<int> slot;
-  size_t count = 0;
-  for_each_bit(bits_, [&](int one) {
-    slot = one;
-    ++count;
-  });
-  return count == 1 ? slot : std::nullopt;
-}
-
-double Ready::oldest() const {
-  double oldest = std::numeric_limits<double>::infinity();
-  for_each_bit(bits_, [&](int slot) { oldest = std::min(oldest, pending_[slot].since); });
-  return oldest;
 }
 
 Coordinator::Coordinator(Channel& channel, Membership& membership, const Limits& limits)
@@ -151,8 +140,10 @@ void Coordinator::take_in(const std::vector<Fresh>& fresh, double now) {
     else
       to_announce_.push_back({request, now});
   }
+  std::set<int> joining;
   for (const auto& [request, value] : fresh)
-    if (request->operation.kind == OpKind::join) reannounce_all_of(request->operation.process_set);
+    if (request->operation.kind == OpKind::join) joining.insert(request->operation.process_set);
+  if (!joining.empty()) reannounce_all_of(joining);
 }
 
 // A bit does not tell rank 0 which ranks have set it, so operations that wait for long are announced in full. All
@@ -178,9 +169,9 @@ void Coordinator::reannounce_all() {
 
 // A join may be settled in the round in which it is announced, before a bit has become common. And from then on a bit
 // of this rank means that it contributes zeros.
-void Coordinator::reannounce_all_of(int process_set) {
+void Coordinator::reannounce_all_of(const std::set<int>& process_sets) {
   for (int slot = 0; slot < cache_.slot_count(); ++slot)
-    if (cache_.has(slot) && cache_.at(slot)->operation.process_set == process_set) reannounce(slot);
+    if (cache_.has(slot) && process_sets.count(cache_.at(slot)->operation.process_set)) reannounce(slot);
 }
 
 bool Coordinator::is_always_ready(int slot) const {
@@ -194,27 +185,33 @@ bool Coordinator::is_always_ready(int slot) const {
   return membership_.has_joined(operation.process_set, channel_.rank()) && Ledger::can_join(operation);
 }
 
-// An operation of a set in which ranks have joined is agreed on by all ranks: the Ledger counts its progress.
 void Coordinator::find_sorts() {
-  const Words none(words_for(static_cast<size_t>(cache_.slot_count())), 0);
-  sorts_ = {none, none, none};
-  used_on_node_.resize(none.size());
-  const int own_node = channel_.node_of(channel_.rank());
-  for (int slot = 0; slot < cache_.slot_count(); ++slot) {
-    const auto bit = static_cast<size_t>(slot);
-    if (is_always_ready(slot)) set_bit(sorts_->always_ready, bit);
-    if (!channel_.ends_on_nodes() || !cache_.has(slot)) continue;
-    const Operation& operation = cache_.at(slot)->operation;
-    bool is_here = false, is_elsewhere = false;
-    const std::vector<int> participants = participants_of(operation);
-    for (const int rank :
-         is_of_participants(operation.kind) ? participants : membership_.ranks(operation.process_set)) {
-      (channel_.node_of(rank) == own_node ? is_here : is_elsewhere) = true;
-      if (is_here && is_elsewhere) break;
-    }
-    const bool is_of_node = !is_elsewhere && membership_.joined(operation.process_set).empty();
-    if (is_here) set_bit(is_of_node ? sorts_->of_node : sorts_->across_nodes, bit);
+  sorts_.emplace();
+  for (int slot = 0; slot < cache_.slot_count(); ++slot) sort(slot);
+}
+
+// An operation of a set in which ranks have joined is agreed on by all ranks: the Ledger counts its progress.
+void Coordinator::sort(int slot) {
+  if (!sorts_) return;
+  const auto bit = static_cast<size_t>(slot);
+  const size_t words = words_for(static_cast<size_t>(cache_.slot_count()));
+  used_on_node_.resize(words);
+  for (Words* bits : {&sorts_->always_ready, &sorts_->of_node, &sorts_->across_nodes}) {
+    bits->resize(words);
+    clear_bit(*bits, bit);
   }
+  if (is_always_ready(slot)) set_bit(sorts_->always_ready, bit);
+  if (!channel_.ends_on_nodes() || !cache_.has(slot)) return;
+  const int own_node = channel_.node_of(channel_.rank());
+  const Operation& operation = cache_.at(slot)->operation;
+  bool is_here = false, is_elsewhere = false;
+  const std::vector<int> participants = participants_of(operation);
+  for (const int rank : is_of_participants(operation.kind) ? participants : membership_.ranks(operation.process_set)) {
+    (channel_.node_of(rank) == own_node ? is_here : is_elsewhere) = true;
+    if (is_here && is_elsewhere) break;
+  }
+  const bool is_of_node = !is_elsewhere && membership_.joined(operation.process_set).empty();
+  if (is_here) set_bit(is_of_node ? sorts_->of_node : sorts_->across_nodes, bit);
 }
 
 // The row of all ranks of the node: it ends with the flags and begins with the bits.
@@ -331,13 +328,16 @@ bool Coordinator::settle(double deadline) {
 }
 
 std::vector<AgreementPtr> Coordinator::apply_decision(Decision decision) {
+  for (const Agreement& agreement : decision.agreements)
+    require_own(agreement, own_request(agreement.operation), channel_.rank(), membership_);
   for (const Key& key : decision.evicted) {
     const std::optional<int> slot = cache_.find(view_of(key));
     if (!slot) continue;
     reannounce(*slot);
-    cache_.evict(*slot);
+    evict(*slot);
   }
   for (const auto [process_set, rank] : decision.joined) membership_.join(process_set, rank);
+  if (!decision.joined.empty()) sorts_.reset();
   std::vector<AgreementPtr> agreements;
   for (Agreement& agreement : decision.agreements) agreements.push_back(apply(std::move(agreement)));
   round_.left = std::move(decision.left);
@@ -345,7 +345,6 @@ std::vector<AgreementPtr> Coordinator::apply_decision(Decision decision) {
   round_.question = std::move(decision.question);
   if (decision.tuning) limits_.fusion_threshold_bytes = decision.tuning->fusion_threshold_bytes;
   if (decision.tuning || !decision.joined.empty()) cache_.forget_plans();
-  sorts_.reset();
   return agreements;
 }
 
@@ -405,14 +404,13 @@ void Coordinator::note(int rank, const Request& request, double since, Decision&
       decision.evicted.push_back(key_of(cache_.at(slot)->operation));
 }
 
-// Returns what is pending under this key and was not announced, since a bit says so or said so until now. Rank 0
-// cannot have agreed on it, unless it is wrong. Null if there is nothing.
-const Request* Coordinator::unannounced(const Key& key) const {
-  const std::optional<int> slot = cache_.find(view_of(key));
-  if (slot && ready_.has(*slot)) return ready_.at(*slot).request.get();
-  for (const Pending& pending : to_announce_)
-    if (key_of(pending.request->operation) == key) return pending.request.get();
-  return nullptr;
+// Returns what is pending here under the name of an operation; null if there is nothing. Rank 0 cannot have agreed on
+// what is pending as a bit, unless it is wrong.
+const Request* Coordinator::own_request(const Operation& operation) const {
+  const auto announced = announced_.find(key_of(operation));
+  if (announced != announced_.end()) return announced->second.request.get();
+  const std::optional<int> slot = cache_.find(view_of(operation));
+  return slot && ready_.has(*slot) ? ready_.at(*slot).request.get() : nullptr;
 }
 
 AgreementPtr Coordinator::apply(Agreement agreement) {
@@ -423,11 +421,10 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
     own = std::move(announced->second.request);
     announced_.erase(announced);
   }
-  const Request* asked = own ? own.get() : unannounced(key_of(operation));
-  require_own(agreement, asked, channel_.rank(), membership_);
   if (operation.kind == OpKind::join) {
     membership_.end_join(operation.process_set);
     cache_.forget_plans();
+    sorts_.reset();
   }
   if (agreement.error == ErrorKind::none) {
     if (operation.kind == OpKind::add_process_set || operation.kind == OpKind::open_process_set)
@@ -440,21 +437,30 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
   return shared;
 }
 
+// The entry whose place it takes may be pending as a bit.
 void Coordinator::remember(const AgreementPtr& agreement, RequestPtr own) {
   if (!membership_.has(agreement->operation.process_set)) return;
-  if (const std::optional<int> slot = cache_.insert(agreement, std::move(own))) reannounce(*slot);
+  const std::optional<int> slot = cache_.insert(agreement, std::move(own));
+  if (!slot) return;
+  reannounce(*slot);
+  sort(*slot);
+}
+
+void Coordinator::evict(int slot) {
+  cache_.evict(slot);
+  sort(slot);
 }
 
 void Coordinator::forget_process_set(int id) {
   for (int slot = 0; slot < cache_.slot_count(); ++slot) {
     if (!cache_.has(slot) || cache_.at(slot)->operation.process_set != id) continue;
     ready_.drop(slot);
-    cache_.evict(slot);
+    evict(slot);
   }
   const auto is_of_it = [&](const Pending& pending) { return pending.request->operation.process_set == id; };
   to_announce_.erase(std::remove_if(to_announce_.begin(), to_announce_.end(), is_of_it), to_announce_.end());
-  for (auto it = announced_.begin(); it != announced_.end();)
-    it = it->first.first == id ? announced_.erase(it) : std::next(it);
+  for (auto it = announced_.lower_bound({id, ""}); it != announced_.end() && it->first.first == id;)
+    it = announced_.erase(it);
   ledger_.drop(id);
   membership_.remove(id);
 }

@@ -24,6 +24,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/clock.h"
@@ -93,7 +94,7 @@ struct Pending {
 class Ready {
  public:
   void add(int slot, Pending pending);
-  bool has(int slot) const { return static_cast<size_t>(slot) < pending_.size() && pending_[slot].request; }
+  bool has(int slot) const { return static_cast<size_t>(slot) < places_.size() && at(slot).request; }
   Pending take(int slot);
   void drop(int slot) {
     if (has(slot)) take(slot);
@@ -103,14 +104,23 @@ class Ready {
   void add_bits_to(Words& words) const;
 
   // The slot of the only one there is; nothing if there are others, or none.
-  std::optional<int> only_one() const;
-  const Pending& at(int slot) const { return pending_[static_cast<size_t>(slot)]; }
+  std::optional<int> only_one() const { return first_ == last_ && first_ >= 0 ? std::optional(first_) : std::nullopt; }
+  const Pending& at(int slot) const { return places_[static_cast<size_t>(slot)].pending; }
 
   // When the oldest came, or infinity.
-  double oldest() const;
+  double oldest() const { return first_ < 0 ? std::numeric_limits<double>::infinity() : at(first_).since; }
 
  private:
-  std::vector<Pending> pending_;
+  // They are linked in the order in which they came; -1: none.
+  struct Place {
+    Pending pending;
+    int before = -1, after = -1;
+  };
+  int& after(int slot) { return slot < 0 ? first_ : places_[static_cast<size_t>(slot)].after; }
+  int& before(int slot) { return slot < 0 ? last_ : places_[static_cast<size_t>(slot)].before; }
+
+  std::vector<Place> places_;
+  int first_ = -1, last_ = -1;
   Words bits_;
 };
 
@@ -202,7 +212,7 @@ class Coordinator {
   void reannounce_overdue(double now);
   void reannounce(int slot);
   void reannounce_all();
-  void reannounce_all_of(int process_set);
+  void reannounce_all_of(const std::set<int>& process_sets);
   double find_next_deadline() const;
   static bool is_blockage(uint64_t count) { return count % 2 == 1; }
   bool can_be_blocked(double now) const;
@@ -213,6 +223,7 @@ class Coordinator {
 
   void make_own_words(double now);
   void find_sorts();
+  void sort(int slot);
   bool is_always_ready(int slot) const;
   bool may_end_on_node(const Words& row) const;
   void keep_what_is_of_node(Words& bits);
@@ -234,9 +245,10 @@ class Coordinator {
   Bytes announcement();
   Decision decide(const std::vector<Bytes>& announcements);
   void note(int rank, const Request& request, double since, Decision& decision);
-  const Request* unannounced(const Key& key) const;
+  const Request* own_request(const Operation& operation) const;
   AgreementPtr apply(Agreement agreement);
   void remember(const AgreementPtr& agreement, RequestPtr own);
+  void evict(int slot);
   void forget_process_set(int id);
 
   Channel& channel_;

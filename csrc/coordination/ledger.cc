@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "coordination/wire.h"
 
@@ -53,7 +54,7 @@ std::string mismatch_in(const Field<Value>& field, const Operations& operations)
 }
 
 constexpr int kWorld = 0;
-constexpr double kNever = std::numeric_limits<double>::infinity(), kLongestAnswer_s = 2;
+constexpr double kLongestAnswer_s = 2;
 
 bool is_join(const Key& key) { return key.second == kJoinName; }
 bool is_end(const Key& key) { return key.second == kEndName; }
@@ -106,7 +107,8 @@ void Ledger::announce(int rank, const Request& request, double since) {
   const Key key = key_of(operation);
   if (is_join(key) && has_joined(operation.process_set, rank))
     throw invalid_from(rank, "a second join() before the first has ended");
-  Entry& entry = entries_[key];
+  const auto it = entries_.try_emplace(key).first;
+  Entry& entry = it->second;
   if (entry.announced.empty()) {
     entry.since = since;
     entry.order = announcements_++;
@@ -117,12 +119,59 @@ void Ledger::announce(int rank, const Request& request, double since) {
   entry.announced[rank] = request;
   entry.last = rank;
   changed_.insert(key);
-  if (operation.kind == OpKind::transfer)
-    for (const auto& [other, waiting] : entries_)
-      if (waiting.announced.begin()->second.operation.kind == OpKind::find_sender) changed_.insert(other);
-  if (!is_join(key) && !is_end(key)) return;
-  for (const auto& [other, waiting] : entries_)
-    if (other.first == operation.process_set || is_end(key)) changed_.insert(other);
+  reschedule(it->first, entry);
+  keep_address(it->first, entry);
+  if (is_join(key)) {
+    joining_.insert(operation.process_set);
+    note_change_of(operation.process_set);
+  }
+  if (is_end(key))
+    for (const auto& [other, waiting] : entries_) changed_.insert(other);
+}
+
+void Ledger::note_change_of(int process_set) {
+  for (auto it = entries_.lower_bound({process_set, ""}); it != entries_.end() && it->first.first == process_set; ++it)
+    changed_.insert(it->first);
+}
+
+void Ledger::reschedule(const Key& key, Entry& entry) {
+  double due_s = std::min(next_question(entry), next_warning(entry));
+  if (limits_.shutdown_s > 0) due_s = std::min(due_s, entry.since + limits_.shutdown_s);
+  if (due_s == entry.due_s) return;
+  due_.erase({entry.due_s, &key});
+  entry.due_s = due_s;
+  if (due_s < kNever) due_.insert({due_s, &key});
+}
+
+void Ledger::keep_address(const Key& key, Entry& entry) {
+  forget_address(key, entry);  // it is that of the lowest rank, which may be another one now
+  const Operation& operation = first_of(entry);
+  const std::vector<int64_t>& numbers = operation.numbers;
+  if (operation.kind == OpKind::find_sender) {
+    entry.address = {operation.process_set, numbers[0], numbers[1]};
+    arrivals_[*entry.address].questions.insert(&key);
+  } else if (operation.kind == OpKind::transfer && entry.announced.count(static_cast<int>(numbers[1])) == 0) {
+    entry.address = {operation.process_set, numbers[1], numbers[2]};
+    Arrivals& arrivals = arrivals_[*entry.address];
+    arrivals.transfers[entry.order] = &entry;
+    for (const Key* question : arrivals.questions) changed_.insert(*question);
+  }
+}
+
+void Ledger::forget_address(const Key& key, Entry& entry) {
+  if (!entry.address) return;
+  const auto it = arrivals_.find(*entry.address);
+  it->second.questions.erase(&key);
+  it->second.transfers.erase(entry.order);
+  if (it->second.questions.empty() && it->second.transfers.empty()) arrivals_.erase(it);
+  entry.address.reset();
+}
+
+Ledger::Entries::iterator Ledger::erase(Entries::iterator it) {
+  due_.erase({it->second.due_s, &it->first});
+  forget_address(it->first, it->second);
+  if (is_join(it->first)) joining_.erase(it->first.first);
+  return entries_.erase(it);
 }
 
 bool Ledger::has_joined(int process_set, int rank) const {
@@ -130,43 +179,34 @@ bool Ledger::has_joined(int process_set, int rank) const {
   return join != entries_.end() && join->second.announced.count(rank) != 0;
 }
 
-bool Ledger::has_joins() const {
-  return std::any_of(entries_.begin(), entries_.end(), [](const auto& entry) { return is_join(entry.first); });
-}
-
 void Ledger::note_progress(int process_set, double now) {
-  for (auto& [key, entry] : entries_) {
-    if (!is_join(key) || (process_set != kWorld && process_set != key.first)) continue;
-    entry.since = now;
-    entry.questions = 0;
-    entry.is_told = false;
+  for (const int joining : joining_) {
+    if (process_set != kWorld && process_set != joining) continue;
+    const auto it = entries_.find({joining, kJoinName});
+    it->second.since = now;
+    it->second.questions = 0;
+    it->second.is_told = false;
+    reschedule(it->first, it->second);
   }
 }
 
 std::vector<int> Ledger::members_of(const Entry& entry) const {
-  const Operation& operation = entry.announced.begin()->second.operation;
+  const Operation& operation = first_of(entry);
   return is_of_participants(operation.kind) ? participants_of(operation) : membership_.ranks(operation.process_set);
 }
 
 const Ledger::Entry* Ledger::find_transfer(const Operation& question) const {
-  const Entry* first = nullptr;
-  for (const auto& [key, entry] : entries_) {
-    const Operation& operation = entry.announced.begin()->second.operation;
-    const bool waits =
-        is_sought_by(question, operation) && entry.announced.count(static_cast<int>(question.numbers[0])) == 0;
-    if (waits && (!first || entry.order < first->order)) first = &entry;
-  }
-  return first;
+  const auto it = arrivals_.find({question.process_set, question.numbers[0], question.numbers[1]});
+  return it == arrivals_.end() || it->second.transfers.empty() ? nullptr : it->second.transfers.begin()->second;
 }
 
-bool Ledger::is_sought(const Operation& operation) const {
-  return std::any_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
-    return is_sought_by(entry.second.announced.begin()->second.operation, operation);
-  });
+bool Ledger::is_sought(const Operation& transfer) const {
+  const auto it = arrivals_.find({transfer.process_set, transfer.numbers[1], transfer.numbers[2]});
+  return it != arrivals_.end() && !it->second.questions.empty();
 }
 
 bool Ledger::is_complete(const Key& key, const Entry& entry) const {
-  const Operation& operation = entry.announced.begin()->second.operation;
+  const Operation& operation = first_of(entry);
   if (operation.kind == OpKind::find_sender && !find_transfer(operation)) return false;
   const std::vector<int> members = members_of(entry);
   return std::all_of(members.begin(), members.end(),
@@ -177,7 +217,7 @@ std::vector<int> Ledger::ended_members(const Key& key, const Entry& entry) const
   const auto end = entries_.find({kWorld, kEndName});
   if (end == entries_.end() || is_end(key)) return {};
   std::vector<int> ended;
-  const OpKind kind = entry.announced.begin()->second.operation.kind;
+  const OpKind kind = first_of(entry).kind;
   if (kind == OpKind::close_process_set || kind == OpKind::find_sender) return ended;
   for (const int rank : missing(key, entry))
     if (end->second.announced.count(rank)) ended.push_back(rank);
@@ -192,7 +232,7 @@ std::vector<Agreement> Ledger::take_agreed() {
     if (it == entries_.end()) continue;
     if (const std::vector<int> ended = ended_members(key, it->second); !ended.empty()) {
       complete.emplace_back(it->second.order, refuse(it->second, ended));
-      entries_.erase(it);
+      erase(it);
       continue;
     }
     if (!is_complete(key, it->second)) continue;
@@ -201,7 +241,7 @@ std::vector<Agreement> Ledger::take_agreed() {
       continue;
     }
     complete.emplace_back(it->second.order, agree(it->second));
-    entries_.erase(it);
+    erase(it);
   }
   changed_.clear();
   std::sort(complete.begin(), complete.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -209,7 +249,7 @@ std::vector<Agreement> Ledger::take_agreed() {
   for (auto& [order, agreement] : complete) agreements.push_back(std::move(agreement));
   for (const Entries::iterator& join : joins) {
     agreements.push_back(agree_on_join(join->second));
-    entries_.erase(join);
+    erase(join);
   }
   return agreements;
 }
@@ -253,7 +293,7 @@ Agreement Ledger::agree(const Entry& entry) const {
 
 Agreement Ledger::agree_on_join(const Entry& entry) {
   Agreement agreement;
-  agreement.operation = entry.announced.begin()->second.operation;
+  agreement.operation = first_of(entry);
   agreement.result = entry.last;
   for (const auto& [rank, request] : entry.announced)
     agreement.unnamed = std::max(agreement.unnamed, request.operation.numbers[0]);
@@ -262,7 +302,7 @@ Agreement Ledger::agree_on_join(const Entry& entry) {
 
 Agreement Ledger::refuse(const Entry& entry, const std::vector<int>& ended) {
   Agreement agreement;
-  agreement.operation = entry.announced.begin()->second.operation;
+  agreement.operation = first_of(entry);
   agreement.error = ErrorKind::shut_down;
   agreement.message =
       title_of(entry.announced.begin()->second) + ": " + ranks_text(ended) +
@@ -281,7 +321,7 @@ std::vector<int> Ledger::ranks_of(const Entry& entry) {
 std::vector<int> Ledger::missing(const Key& key, const Entry& entry) const {
   std::vector<int> ranks;
   // Any other rank of the set could send something.
-  const bool is_question = entry.announced.begin()->second.operation.kind == OpKind::find_sender;
+  const bool is_question = first_of(entry).kind == OpKind::find_sender;
   for (const int rank : is_question ? membership_.ranks(key.first) : members_of(entry))
     if (!entry.announced.count(rank) && !has_joined(key.first, rank)) ranks.push_back(rank);
   return ranks;
@@ -349,6 +389,7 @@ double Ledger::next_warning(const Entry& entry) const {
 
 void Ledger::note_answer(int rank, std::string whereabouts) {
   answered_.insert(rank);
+  has_new_answers_ = true;
   answers_[rank] = std::move(whereabouts);
 }
 
@@ -359,6 +400,7 @@ bool Ledger::have_answered(const std::vector<int>& ranks) const {
 // Entries that become due while a question is open share the question.
 std::string Ledger::take_question(double now) {
   std::string question;
+  if (now < next_deadline()) return question;
   for (auto& [key, entry] : entries_) {
     if (is_new(entry) || now < next_question(entry)) continue;
     if (question.empty() && now >= question_s_ + answer_s_) {
@@ -367,11 +409,13 @@ std::string Ledger::take_question(double now) {
       answered_.clear();
     }
     if (entry.questions++ == 0) entry.asked_s = question_s_;
+    reschedule(key, entry);
   }
   return question;
 }
 
 std::vector<std::string> Ledger::take_warnings(double now) {
+  if (!std::exchange(has_new_answers_, false) && now < next_deadline()) return {};
   std::map<std::vector<int>, std::vector<Entries::iterator>> groups;  // by the ranks that are waited for
   for (auto it = entries_.begin(); it != entries_.end(); ++it)
     if (!is_new(it->second)) groups[missing(it->first, it->second)].push_back(it);
@@ -385,7 +429,10 @@ std::vector<std::string> Ledger::take_warnings(double now) {
     if (std::none_of(group.begin(), group.end(), is_due)) continue;
     const auto is_told = [](const Entries::iterator& it) { return it->second.is_told; };
     const bool is_known = std::any_of(group.begin(), group.end(), is_told);
-    for (const auto& it : group) it->second.is_told |= is_due(it) || !is_known;
+    for (const auto& it : group) {
+      it->second.is_told |= is_due(it) || !is_known;
+      reschedule(it->first, it->second);
+    }
     if (is_known) continue;
     const auto first = *std::min_element(group.begin(), group.end(), [](const auto& a, const auto& b) {
       return std::tie(a->second.since, a->second.order) < std::tie(b->second.since, b->second.order);
@@ -399,6 +446,7 @@ std::vector<std::string> Ledger::take_warnings(double now) {
 
 std::vector<Agreement> Ledger::take_stalled(double now) {
   std::vector<Agreement> agreements;
+  if (now < next_deadline()) return agreements;
   for (auto it = entries_.begin(); it != entries_.end();) {
     if (limits_.shutdown_s == 0 || is_new(it->second) || now - it->second.since < limits_.shutdown_s) {
       ++it;
@@ -408,7 +456,7 @@ std::vector<Agreement> Ledger::take_stalled(double now) {
     agreement.operation = it->second.announced.begin()->second.operation;
     agreement.error = ErrorKind::stalled;
     agreement.message = describe(it->first, it->second, now);
-    it = entries_.erase(it);
+    it = erase(it);
   }
   return agreements;
 }
@@ -418,11 +466,11 @@ std::vector<Agreement> Ledger::take_deadlocked() {
   const std::string message = describe_deadlock();
   for (const auto& [key, entry] : entries_) {
     Agreement& agreement = agreements.emplace_back();
-    agreement.operation = entry.announced.begin()->second.operation;
+    agreement.operation = first_of(entry);
     agreement.error = ErrorKind::deadlock;
     agreement.message = message;
   }
-  entries_.clear();
+  while (!entries_.empty()) erase(entries_.begin());
   return agreements;
 }
 
@@ -473,18 +521,9 @@ std::string Ledger::deadlock_hint(const Groups& groups) {
          "elsewhere call hvd.join() after it.";
 }
 
-double Ledger::next_deadline() const {
-  double next = kNever;
-  for (const auto& [key, entry] : entries_) {
-    next = std::min({next, next_question(entry), next_warning(entry)});
-    if (limits_.shutdown_s > 0) next = std::min(next, entry.since + limits_.shutdown_s);
-  }
-  return next;
-}
-
 void Ledger::drop(int process_set) {
-  for (auto it = entries_.begin(); it != entries_.end();)
-    it = it->first.first == process_set ? entries_.erase(it) : std::next(it);
+  auto it = entries_.lower_bound({process_set, ""});
+  while (it != entries_.end() && it->first.first == process_set) it = erase(it);
 }
 
 }  // namespace ringtrain

@@ -11,11 +11,18 @@
 // From each state it leaves when it is complete, or as an error after Limits::shutdown_s.
 // A join is an entry like any other, but for its age: an operation of its process set makes it pending again.
 // A rank that has announced the barrier kEndName submits nothing more. Operations that wait for that rank fail at once.
+//
+// Tens of thousands of entries may be pending while the ranks go through as many rounds. So a round must not look at
+// all of them: what it asks for is kept in order beside the entries, and it looks at all only when one is due.
 #pragma once
 
+#include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "coordination/membership.h"
@@ -55,7 +62,7 @@ class Ledger {
 
   // Whether some rank has joined and others have not. Then note_progress() is called for each operation that is agreed
   // on: a join waits for as long as the other ranks go on, and is overdue only when they do nothing.
-  bool has_joins() const;
+  bool has_joins() const { return !joining_.empty(); }
   void note_progress(int process_set, double now);
 
   // Notes where the main thread of a rank is, its answer to the last question: "in load() at train.py:17".
@@ -72,12 +79,16 @@ class Ledger {
   std::vector<Agreement> take_deadlocked();
 
   // When a question, a warning or an error is due next, or infinity.
-  double next_deadline() const;
+  double next_deadline() const { return due_.empty() ? kNever : due_.begin()->first; }
 
   // Whether ranks that have joined the set can take part, with zeros.
   static bool can_join(const Operation& operation);
 
  private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  // Where a transfer arrives: its process set, its destination and its tag.
+  using Address = std::tuple<int32_t, int64_t, int64_t>;
   struct Entry {
     std::map<int, Request> announced;  // by rank
     double since = 0;                  // a join: when the last rank joined, or an operation was agreed on after that
@@ -86,14 +97,29 @@ class Ledger {
     int questions = 0;   // that were asked for it
     double asked_s = 0;  // for the first time
     bool is_told = false;
+    double due_s = kNever;           // as in due_
+    std::optional<Address> address;  // as in arrivals_
   };
   using Entries = std::map<Key, Entry>;
+  // The entries of one address: the questions, and the transfers that the destination has not announced, by order.
+  struct Arrivals {
+    std::set<const Key*> questions;
+    std::map<uint64_t, const Entry*> transfers;
+  };
+
+  static const Operation& first_of(const Entry& entry) { return entry.announced.begin()->second.operation; }
+  void note_change_of(int process_set);
+  // Called when an entry has changed.
+  void reschedule(const Key& key, Entry& entry);
+  void keep_address(const Key& key, Entry& entry);
+  void forget_address(const Key& key, Entry& entry);
+  Entries::iterator erase(Entries::iterator it);
   std::vector<int> members_of(const Entry& entry) const;  // that have to announce it, ascending
   bool is_complete(const Key& key, const Entry& entry) const;
   // The transfer that its destination has not announced, the one announced first, to which a find_sender is the
   // question; null if there is none.
   const Entry* find_transfer(const Operation& question) const;
-  bool is_sought(const Operation& operation) const;  // a find_sender waits for such a transfer
+  bool is_sought(const Operation& transfer) const;  // by a find_sender
   bool has_joined(int process_set, int rank) const;
   std::vector<int> ended_members(const Key& key, const Entry& entry) const;  // that will never announce it
   Agreement agree(const Entry& entry) const;
@@ -118,7 +144,11 @@ class Ledger {
   const Limits limits_;
   const double answer_s_;  // how long rank 0 waits for answers before it warns without them
   Entries entries_;
-  std::set<Key> changed_;  // entries to look at in take_agreed
+  std::set<Key> changed_;                        // entries to look at in take_agreed
+  std::set<std::pair<double, const Key*>> due_;  // when the next question, warning or error of an entry is due
+  std::set<int> joining_;                        // process sets with an entry of a join
+  std::map<Address, Arrivals> arrivals_;         // of find_senders and transfers
+  bool has_new_answers_ = false;                 // since take_warnings
   uint64_t announcements_ = 0;
   uint64_t first_of_round_ = 0;
   double question_s_;                   // when the ranks were asked last

@@ -1,7 +1,9 @@
 #include "coordination/plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <unordered_map>
 
 namespace ringtrain {
 namespace {
@@ -37,6 +39,19 @@ bool is_fusable(const Agreement& agreement) {
   return reduces(agreement.operation) && std::all_of(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
            return tensor.dtype == tensors.front().dtype;
          });
+}
+
+// Returns the same for two operations that can be joined, and something else for most that cannot: in a round each
+// operation may be of a kind of its own, such as by its factors.
+size_t hash_of_kind(const Operation& operation) {
+  constexpr size_t kSpread = 0x9E3779B97F4A7C15;
+  const auto op = static_cast<size_t>(operation.op), kind = static_cast<size_t>(operation.kind);
+  const std::hash<double> hash;
+  size_t sum = static_cast<size_t>(operation.process_set);
+  for (const size_t part : {kind, op, static_cast<size_t>(operation.root), hash(operation.factors.prescale),
+                            hash(operation.factors.postscale)})
+    sum = (sum ^ (sum >> 32)) * kSpread + part;
+  return sum;
 }
 
 // Whether two such operations can be done as one.
@@ -103,23 +118,22 @@ std::vector<PlanPtr> fuse(std::vector<AgreementPtr> agreements, size_t threshold
   std::stable_sort(agreements.begin(), agreements.end(),
                    [](const AgreementPtr& a, const AgreementPtr& b) { return a->priority > b->priority; });
   std::vector<std::vector<AgreementPtr>> parts;
-  std::vector<OpenPlan> open;
+  std::unordered_multimap<size_t, OpenPlan> open;
   for (AgreementPtr& agreement : agreements) {
     if (is_fusable(*agreement)) {
       const Operation& operation = agreement->operation;
       const size_t bytes = bytes_of(*agreement);
-      const auto it = std::find_if(open.begin(), open.end(),
-                                   [&](const OpenPlan& plan) { return can_be_joined(*plan.like, operation); });
-      if (it != open.end() && it->bytes + bytes <= threshold_bytes) {
-        it->bytes += bytes;
-        parts[it->index].push_back(std::move(agreement));
+      const size_t hash = hash_of_kind(operation);
+      const auto [first, end] = open.equal_range(hash);
+      const auto it =
+          std::find_if(first, end, [&](const auto& entry) { return can_be_joined(*entry.second.like, operation); });
+      if (it != end && it->second.bytes + bytes <= threshold_bytes) {
+        it->second.bytes += bytes;
+        parts[it->second.index].push_back(std::move(agreement));
         continue;
       }
-      const OpenPlan plan = {&operation, parts.size(), bytes};
-      if (it == open.end())
-        open.push_back(plan);
-      else
-        *it = plan;
+      if (it != end) open.erase(it);
+      open.emplace(hash, OpenPlan{&operation, parts.size(), bytes});
     }
     parts.emplace_back().push_back(std::move(agreement));
   }

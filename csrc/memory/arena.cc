@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/fork.h"
@@ -32,7 +33,7 @@ size_t Arena::bytes(int size) { return static_cast<size_t>(size) * region_bytes(
 
 Arena::Arena(SharedSegment segment, int size, int member)
     : segment_(std::move(segment)), region_bytes_(bytes(size) / static_cast<size_t>(size)), member_(member) {
-  blocks_[0] = {region_bytes_, true};
+  add_free(0, region_bytes_);
 }
 
 std::shared_ptr<char> Arena::allocate(size_t bytes) {
@@ -45,37 +46,36 @@ std::shared_ptr<char> Arena::allocate(size_t bytes) {
   return memory;
 }
 
-// The first free block that is large enough; what it has too much becomes another one.
+// The smallest free block that is large enough, the first of those; what it has too much becomes another one.
 size_t Arena::take(size_t bytes) {
   const Lock lock(mutex_);
-  const auto block = std::find_if(blocks_.begin(), blocks_.end(), [&](const auto& entry) {
-    return entry.second.is_free && entry.second.bytes >= bytes;
-  });
-  if (block == blocks_.end()) throw no_room(bytes);
-  const size_t rest = block->second.bytes - bytes;
-  if (rest > 0) blocks_[block->first + bytes] = {rest, true};
-  block->second = {bytes, false};
-  return block->first;
+  const auto smallest = free_blocks_.lower_bound({bytes, 0});
+  if (smallest == free_blocks_.end()) throw no_room(bytes);
+  const auto [size, offset] = *smallest;
+  free_blocks_.erase(smallest);
+  blocks_[offset] = {bytes, false};
+  if (size > bytes) add_free(offset + bytes, size - bytes);
+  return offset;
+}
+
+void Arena::add_free(size_t offset, size_t bytes) {
+  blocks_[offset] = {bytes, true};
+  free_blocks_.insert({bytes, offset});
 }
 
 // Joins the block with its free neighbours. Of its pages those go back that nobody else has a part of now.
 void Arena::free(const char* memory) {
   const Lock lock(mutex_);
-  auto block = blocks_.find(static_cast<size_t>(memory - own()));
-  const size_t first = down(block->first, page()), end = up(block->first + block->second.bytes, page());
-  block->second.is_free = true;
-  if (const auto next = std::next(block); next != blocks_.end() && next->second.is_free) {
-    block->second.bytes += next->second.bytes;
-    blocks_.erase(next);
-  }
-  if (block != blocks_.begin() && std::prev(block)->second.is_free) {
-    const auto before = std::prev(block);
-    before->second.bytes += block->second.bytes;
-    blocks_.erase(block);
-    block = before;
-  }
-  const size_t first_free = std::max(first, up(block->first, page()));
-  const size_t end_free = std::min(end, down(block->first + block->second.bytes, page()));
+  const auto block = blocks_.find(static_cast<size_t>(memory - own()));
+  size_t begin = block->first, end = begin + block->second.bytes;
+  const size_t first = down(begin, page()), last = up(end, page());
+  const auto next = blocks_.erase(block);
+  if (next != blocks_.end() && next->second.is_free) end += next->second.bytes;
+  if (next != blocks_.begin() && std::prev(next)->second.is_free) begin = std::prev(next)->first;
+  for (auto it = blocks_.lower_bound(begin); it != blocks_.end() && it->first < end; it = blocks_.erase(it))
+    free_blocks_.erase({it->second.bytes, it->first});
+  add_free(begin, end - begin);
+  const size_t first_free = std::max(first, up(begin, page())), end_free = std::min(last, down(end, page()));
   if (first_free < end_free) segment_.release(in_segment(first_free), end_free - first_free);
 }
 

@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include "base/thread_annotations.h"
 #include "memory/shm.h"
@@ -43,6 +45,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   char* own() const { return segment_.data() + static_cast<size_t>(member_) * region_bytes_; }
   size_t in_segment(size_t offset) const { return static_cast<size_t>(member_) * region_bytes_ + offset; }
   size_t take(size_t bytes);
+  void add_free(size_t offset, size_t bytes) REQUIRES(mutex_);
   void free(const char* memory);
 
   SharedSegment segment_;
@@ -50,7 +53,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   const int member_;
 
   mutable Mutex mutex_;
-  Blocks blocks_ GUARDED_BY(mutex_);  // by offset, without gaps
+  Blocks blocks_ GUARDED_BY(mutex_);                                    // by offset, without gaps
+  std::set<std::pair<size_t, size_t>> free_blocks_ GUARDED_BY(mutex_);  // bytes and offset
 };
 
 }  // namespace ringtrain

@@ -92,8 +92,8 @@ std::vector<float*> Residuals::of(const Operation& operation) {
 }
 
 void Residuals::forget(int process_set) {
-  for (auto it = residuals_.begin(); it != residuals_.end();)
-    it = it->first.first == process_set ? residuals_.erase(it) : std::next(it);
+  auto it = residuals_.lower_bound({process_set, ""});
+  while (it != residuals_.end() && it->first.first == process_set) it = residuals_.erase(it);
 }
 
 double Executor::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {

@@ -104,13 +104,9 @@ void Inbox::announce(const SubmissionPtr& submission) {
   has_new_.store(true, std::memory_order_release);
 }
 
-void Inbox::forget_new(const SubmissionPtr& submission) {
-  new_.erase(std::remove(new_.begin(), new_.end(), submission), new_.end());
-}
-
 bool Inbox::has_waiting(int process_set) const {
-  return std::any_of(waiting_.begin(), waiting_.end(),
-                     [&](const auto& entry) { return entry.first.first == process_set; });
+  const auto first = waiting_.lower_bound({process_set, ""});
+  return first != waiting_.end() && first->first.first == process_set;
 }
 
 void Inbox::name_it(Submission& submission) {
@@ -130,9 +126,9 @@ void Inbox::name_it(Submission& submission) {
 void Inbox::note_unnamed(Submission& submission) {
   submission.is_unnamed = true;
   submission.submitter = std::this_thread::get_id();
+  std::vector<OfThread>& threads = unnamed_of_threads_[submission.operation().process_set];
   OfThread* own = nullptr;
-  for (OfThread& one : unnamed_of_threads_) {
-    if (one.process_set != submission.operation().process_set) continue;
+  for (OfThread& one : threads) {
     if (one.thread == submission.submitter)
       own = &one;
     else if (one.awaited > 0)
@@ -141,9 +137,8 @@ void Inbox::note_unnamed(Submission& submission) {
       warn_of_order(submission, one);
   }
   if (!own) {
-    own = &unnamed_of_threads_.emplace_back();
+    own = &threads.emplace_back();
     own->thread = submission.submitter;
-    own->process_set = submission.operation().process_set;
   }
   ++own->in_flight;
   own->awaited += submission.is_awaited;
@@ -151,12 +146,11 @@ void Inbox::note_unnamed(Submission& submission) {
 }
 
 void Inbox::forget_unnamed(const Submission& submission) {
-  const auto own = std::find_if(unnamed_of_threads_.begin(), unnamed_of_threads_.end(), [&](const OfThread& one) {
-    return one.thread == submission.submitter && one.process_set == submission.operation().process_set;
-  });
-  if (own == unnamed_of_threads_.end()) return;
+  std::vector<OfThread>& threads = unnamed_of_threads_[submission.operation().process_set];
+  const auto own = std::find_if(threads.begin(), threads.end(),
+                                [&](const OfThread& one) { return one.thread == submission.submitter; });
   own->awaited -= submission.is_awaited;
-  if (--own->in_flight == 0) unnamed_of_threads_.erase(own);
+  if (--own->in_flight == 0) threads.erase(own);
 }
 
 void Inbox::warn_of_order(const Submission& submission, const OfThread& other) {
@@ -176,6 +170,7 @@ void Inbox::take_new(std::vector<Fresh>& fresh, double now) {
   const Lock lock(mutex_);
   has_new_.store(false, std::memory_order_relaxed);
   for (SubmissionPtr& submission : new_) {
+    if (submission->progress.ended_s != 0) continue;  // it has failed before it was announced
     submission->progress.announced_s = std::max(now, submission->progress.submitted_s);
     fresh.push_back({submission->request, small_value(*submission)});
   }
@@ -234,7 +229,6 @@ std::shared_ptr<Timeline> Inbox::timeline() {
 
 void Inbox::remove(const SubmissionPtr& submission) {
   in_flight_.erase(view_of(submission->operation()));
-  if (!new_.empty()) forget_new(submission);
   if (!waiting_.empty()) let_in_who_waits(key_of(submission->operation()));
 }
 
@@ -298,6 +292,7 @@ void Inbox::forbid(int process_set, ErrorKind kind, const std::string& why) {
     allowed_.erase(process_set);
     unnamed_.erase(process_set);
     failed = take_pending(process_set, kind);
+    unnamed_of_threads_.erase(process_set);
   }
   for (const SubmissionPtr& one : failed)
     one->handle->fail(kind, title_of(*one->request) + ": process set " + std::to_string(process_set) + " " + why);
@@ -318,7 +313,6 @@ std::vector<SubmissionPtr> Inbox::take_pending(std::optional<int> process_set, E
     if (are_meant) taken.insert(taken.end(), it->second.begin(), it->second.end());
     it = are_meant ? waiting_.erase(it) : std::next(it);
   }
-  new_.erase(std::remove_if(new_.begin(), new_.end(), is_meant), new_.end());
   const double now = now_s();
   for (const SubmissionPtr& one : taken) end(one, error, now);
   return taken;

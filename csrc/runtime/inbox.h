@@ -103,7 +103,6 @@ class Inbox {
   // Unfinished submissions of a thread without names.
   struct OfThread {
     std::thread::id thread;
-    int process_set = 0;
     int in_flight = 0, awaited = 0;
     std::shared_ptr<const std::string> site;  // of the last; may be null
   };
@@ -122,7 +121,6 @@ class Inbox {
   void warn_of_order(const Submission& submission, const OfThread& other) REQUIRES(mutex_);
   bool has_twin(const Operation& operation) const REQUIRES(mutex_);  // of one whose name is in flight
   void announce(const SubmissionPtr& submission) REQUIRES(mutex_);
-  void forget_new(const SubmissionPtr& submission) REQUIRES(mutex_);
   void remove(const SubmissionPtr& submission) REQUIRES(mutex_);
   // Returns the entry that leaves the history for it, or null.
   SubmissionPtr end(const SubmissionPtr& submission, ErrorKind error, double now) REQUIRES(mutex_);
@@ -144,8 +142,8 @@ class Inbox {
   std::map<Key, std::deque<SubmissionPtr>> waiting_ GUARDED_BY(mutex_);
   History history_ GUARDED_BY(mutex_);
   std::shared_ptr<Timeline> timeline_ GUARDED_BY(mutex_);
-  std::map<int, Unnamed> unnamed_ GUARDED_BY(mutex_);  // by process set
-  std::vector<OfThread> unnamed_of_threads_ GUARDED_BY(mutex_);
+  std::map<int, Unnamed> unnamed_ GUARDED_BY(mutex_);                           // by process set
+  std::map<int, std::vector<OfThread>> unnamed_of_threads_ GUARDED_BY(mutex_);  // by process set
   bool has_warned_of_order_ GUARDED_BY(mutex_) = false;
   std::set<int> allowed_ GUARDED_BY(mutex_) = {0};
   ErrorKind closed_with_ GUARDED_BY(mutex_) = ErrorKind::none;

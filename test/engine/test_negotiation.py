@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from harness.simulation import Request, Simulation
+from harness.simulation import Request, Simulation, steps
 
 from ringtrain._core import DTYPES, OpKind, ReduceOp
 
@@ -716,3 +716,56 @@ def test_names_that_never_come_again_take_no_more_room():
         step_of(names_only, [f"loss {step}"])
     # the row of a full cache and a value of each rank, there and back
     assert bytes_of_empty_round(names_only) == 2 * ((2 + 1) * 8 + 2 * 72)
+
+
+def question(tag):
+    return Request(OpKind.FIND_SENDER, f"who {tag}", numbers=[1, tag])
+
+
+PENDING = {
+    "allreduces": gradient,
+    "alltoalls": lambda name: Request(OpKind.ALLTOALL, name, shape=[2]),
+    "transfers": lambda name: Request(OpKind.TRANSFER, name, shape=[16], numbers=[0, 1, int(name[1:])]),
+}
+
+
+def cost_of_rounds(simulation, of_rank_0, of_rank_1):
+    """One round after the other, each with one operation of each rank and one that is new to both."""
+    begin = steps()
+    for number, (one, other) in enumerate(zip(of_rank_0, of_rank_1, strict=True)):
+        simulation.round([[gradient(f"new {number}"), *one], [gradient(f"new {number}"), *other]])
+    return steps() - begin
+
+
+@pytest.mark.parametrize("is_cached", [False, True], ids=["new", "cached"])
+@pytest.mark.parametrize("kind", PENDING)
+def test_a_round_costs_the_same_whatever_is_pending(kind, is_cached):
+    def cost(pending):
+        requests = [PENDING[kind](f"p{i}") for i in range(pending)]
+        simulation = Simulation(2, cache_capacity=2 * pending)
+        if is_cached:
+            settle(simulation, everybody(2, *requests))
+        simulation.round([requests, []])
+        return cost_of_rounds(simulation, [[]] * 20, [[one] for one in requests[:20]])
+
+    assert cost(2000) < 2 * cost(40)
+
+
+def test_a_round_costs_the_same_however_many_receivers_ask_who_sends():
+    def cost(pending):
+        simulation = Simulation(2)
+        simulation.round([[], [question(tag) for tag in range(pending)]])
+        sent = [[Request(OpKind.TRANSFER, f"t{tag}", shape=[16], numbers=[0, 1, tag])] for tag in range(20)]
+        return cost_of_rounds(simulation, sent, [[]] * 20)
+
+    assert cost(2000) < 2 * cost(40)
+
+
+def test_a_round_of_as_many_kinds_as_operations_costs_as_much_for_each():
+    def cost(count):
+        simulation = Simulation(2)
+        begin = steps()
+        simulation.round(everybody(2, *(gradient(f"g{i}", prescale=1.0 + i) for i in range(count))))
+        return steps() - begin
+
+    assert cost(2000) < 2.5 * cost(1000)

@@ -22,6 +22,7 @@ from ringtrain._core import DTYPES, OpKind, ReduceOp
 _SOURCES = TEST_FOLDER / "engine" / "simulation"
 # The seam is first: its base/clock.h takes the place of the product's.
 _FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", f"-I{_SOURCES / 'seam'}", f"-I{CORE}", f"-I{_SOURCES}"]
+_COUNTED = "-fsanitize-coverage=trace-pc"  # of coordination/: see steps.h
 _NAME = "libsimulation.so"
 # The parts of the core that it needs: base/, and of coordination/ what uses neither shared memory nor a network.
 _NOT_OF_COORDINATION = ("shm_channel.cc",)
@@ -44,10 +45,11 @@ class Request:
         process_set: int = 0,
         priority: int = 0,
         numbers: Sequence[int] = (),
+        prescale: float = 1.0,
     ) -> None:
         sizes, values = (_array(ctypes.c_int64, one) for one in (shape, numbers))
         own = (kind.value, name.encode(), dtype, sizes, ctypes.c_size_t(len(sizes)), op.value, root)
-        more = (process_set, priority, values, ctypes.c_size_t(len(values)))
+        more = (process_set, priority, values, ctypes.c_size_t(len(values)), ctypes.c_double(prescale))
         self.pointer = ctypes.c_void_p(_library().request_new(*own, *more))
 
     def __del__(self) -> None:
@@ -120,6 +122,11 @@ class Simulation:
         return [_library().simulation_came_with_values(self._pointer, rank) for rank in range(self._size)]
 
 
+def steps() -> int:
+    """How much the Coordinators of all simulations have done so far, in basic blocks of their code."""
+    return int(_library().simulation_steps())
+
+
 def simulate_autotune(
     threshold: int,
     mailbox: int,
@@ -152,13 +159,15 @@ def _library() -> ctypes.CDLL:
     coordination = [path for path in (CORE / "coordination").glob("*.cc") if path.name not in _NOT_OF_COORDINATION]
     sources = [*own, *coordination, *(CORE / "base").glob("*.cc"), CORE / "runtime" / "autotune.cc"]
     headers = [path for folder in (_SOURCES, CORE) for path in folder.rglob("*.h")]
-    folder = filled(folder_of("simulation", _FLAGS, sorted([*sources, *headers])), functools.partial(_build, sources))
+    folder = filled(
+        folder_of("simulation", [*_FLAGS, _COUNTED], sorted([*sources, *headers])), functools.partial(_build, sources)
+    )
     library = ctypes.CDLL(str(folder / _NAME))
     for name in ("request_new", "simulation_new"):
         getattr(library, name).restype = ctypes.c_void_p
     for name in ("simulation_begin", "simulation_finish", "autotune"):
         getattr(library, name).restype = ctypes.c_char_p
-    for name in ("simulation_messages", "simulation_bytes", "simulation_came_with_values"):
+    for name in ("simulation_messages", "simulation_bytes", "simulation_came_with_values", "simulation_steps"):
         getattr(library, name).restype = ctypes.c_size_t
     return library
 
@@ -166,7 +175,8 @@ def _library() -> ctypes.CDLL:
 def _build(sources: Sequence[Path], folder: Path) -> None:
     def compile_one(source: Path) -> str:
         compiled = str(folder / f"{source.stem}.o")
-        run_compiler([*_FLAGS, "-c", str(source), "-o", compiled])
+        flags = [*_FLAGS, _COUNTED] if source.parent.name == "coordination" else _FLAGS
+        run_compiler([*flags, "-c", str(source), "-o", compiled])
         return compiled
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -7,6 +7,7 @@
 
 #include "runtime/autotune.h"
 #include "simulation.h"
+#include "steps.h"
 
 using namespace ringtrain;
 
@@ -60,7 +61,7 @@ std::string round_text(const Round& round) {
 extern "C" {
 
 void* request_new(int kind, const char* name, int dtype, const int64_t* shape, size_t dimensions, int op, int root,
-                  int process_set, int priority, const int64_t* numbers, size_t count) {
+                  int process_set, int priority, const int64_t* numbers, size_t count, double prescale) {
   auto request = std::make_shared<Request>();
   Operation& operation = request->operation;
   operation.kind = static_cast<OpKind>(kind);
@@ -71,6 +72,7 @@ void* request_new(int kind, const char* name, int dtype, const int64_t* shape, s
   operation.root = root;
   operation.process_set = process_set;
   operation.numbers.assign(numbers, numbers + count);
+  operation.factors.prescale = prescale;
   request->priority = priority;
   return new RequestPtr(std::move(request));
 }
@@ -113,6 +115,8 @@ size_t simulation_messages(const void* simulation, int rank) {
 size_t simulation_bytes(const void* simulation, int rank) {
   return static_cast<const Simulation*>(simulation)->wire(rank).bytes_handled();
 }
+
+uint64_t simulation_steps() { return steps(); }
 
 size_t simulation_came_with_values(const void* simulation, int rank) {
   return static_cast<const Simulation*>(simulation)->came_with_values(rank);

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/signals.h"
 #include "coordination/tree_channel.h"
+#include "steps.h"
 
 namespace ringtrain {
 
@@ -57,6 +58,7 @@ std::vector<Round> Simulation::finish(double plan_s) {
         errors[rank] = std::current_exception();
       }
       plans_s[rank] = own_plans_s;
+      hand_in_steps();
     }));
   for (std::thread& thread : threads) thread.join();
   pass_time(*std::max_element(plans_s.begin(), plans_s.end()));
