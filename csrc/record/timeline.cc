@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -54,6 +55,18 @@ long long us_since_epoch(double at_s) {
   using std::chrono::system_clock;
   const auto now = std::chrono::duration_cast<std::chrono::microseconds>(system_clock::now().time_since_epoch());
   return now.count() - std::llround(1e6 * (now_s() - at_s));
+}
+
+// Returns 0, or the errno of what failed. A call may write a part only, as before the disk is full: the next one says
+// why.
+int write_at(int file, const std::string& text, size_t place) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t count = pwrite(file, text.data() + done, text.size() - done, static_cast<off_t>(place + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return count < 0 ? errno : EIO;
+    done += static_cast<size_t>(count);
+  }
+  return 0;
 }
 
 struct Announced {
@@ -141,8 +154,8 @@ void Timeline::write(bool is_first) {
   if (text_.empty()) return;
   text_ += kEnd;
   const size_t place = is_first ? 0 : size_ - kEndBytes;
-  if (pwrite(file_, text_.data(), text_.size(), static_cast<off_t>(place)) != static_cast<ssize_t>(text_.size())) {
-    if (!is_full_) warn("the timeline " + setup_.path + " ends here: " + std::strerror(errno));
+  if (const int error = write_at(file_, text_, place); error != 0) {
+    if (!is_full_) warn("the timeline " + setup_.path + " ends here: " + std::strerror(error));
     is_full_ = true;
   }
   size_ = place + text_.size();

@@ -330,6 +330,24 @@ def test_a_full_disk_is_told_to_all_ranks_and_the_parts_stay(tmp_path):
         assert len(spans(events_of(path), "ALLREDUCE", 2)) == 30
 
 
+DISK_FULL = """
+import resource, sys
+import numpy as np, ringtrain as hvd
+hvd.init()
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+hvd.start_timeline(sys.argv[1])
+for number in range(300):
+    hvd.allreduce(np.ones(1), name=f"number {number}")
+hvd.stop_timeline()
+"""
+
+
+def test_a_file_that_ends_in_the_middle_of_a_write_says_why(tmp_path):
+    path = tmp_path / "timeline.json"
+    ended = subprocess.run([sys.executable, "-c", DISK_FULL, path], capture_output=True, text=True, timeout=60)
+    assert f"the timeline {path} ends here: File too large" in ended.stderr
+
+
 KILLED = """
 import os, signal, sys, time
 import numpy as np, ringtrain as hvd
