@@ -44,7 +44,7 @@ void Endpoint::drain(double longest_s) noexcept {
   const auto is_over = [&](NetworkRequest& request) {
     try {
       return test(request);
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       return true;
     }
   };

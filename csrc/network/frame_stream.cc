@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace ringtrain {
 
@@ -17,10 +18,10 @@ bool FrameStream::goes_on(ssize_t moved) {
   return false;
 }
 
-void OutgoingFrame::keep_data() {
+void OutgoingFrame::keep_data() noexcept {
   if (own || left() == 0) return;
-  own.reset(new char[header.bytes]);
-  std::copy_n(data, header.bytes, own.get());
+  own.reset(new (std::nothrow) char[header.bytes]);
+  if (own) std::copy_n(data, header.bytes, own.get());
   data = own.get();
 }
 
@@ -33,6 +34,10 @@ bool FrameStream::write() {
       OutgoingFrame& frame = *outgoing_[i];
       constexpr size_t kHead = sizeof(FrameHeader);
       const size_t head = kHead - std::min(frame.moved, kHead), body = frame.moved - (kHead - head);
+      if (frame.header.bytes > body && !frame.data) {
+        error_ = ENOMEM;
+        return false;
+      }
       if (head > 0) parts[used++] = {reinterpret_cast<char*>(&frame.header) + frame.moved, head};
       if (frame.header.bytes > body) parts[used++] = {const_cast<char*>(frame.data) + body, frame.header.bytes - body};
       asked += frame.left();

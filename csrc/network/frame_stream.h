@@ -26,8 +26,9 @@ struct OutgoingFrame {
   std::unique_ptr<char[]> own;
 
   size_t left() const { return sizeof(FrameHeader) + header.bytes - moved; }
-  // The sender's memory is no longer needed.
-  void keep_data();
+  // The memory of the sender is no longer needed. Where there is none for a copy, what is left has no data, and the
+  // connection ends before it.
+  void keep_data() noexcept;
 };
 
 // A message that comes in. Its place is that of the receiver, or its own; null: nobody wants it.

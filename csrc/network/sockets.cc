@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <new>
 #include <unordered_map>
@@ -210,8 +211,8 @@ class SocketNetwork final : public Network, Connector::Owner {
     if (!transfer.is_over()) {
       try {
         progress();
-      } catch (const std::exception& error) {
-        why_broken_ = error.what();
+      } catch (const std::exception&) {
+        why_broken_ = std::current_exception();  // a copy of its text would need memory
         code = kBroken;
       }
     }
@@ -225,7 +226,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   }
 
   void require_success(int code) const override {
-    if (code == kBroken) throw failure(why_broken_);
+    if (code == kBroken) throw failure(error_of([&] { std::rethrow_exception(why_broken_); })->what());
     if (code != 0) throw lost(peers_[static_cast<size_t>(code - 1)]);
   }
 
@@ -460,7 +461,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   std::vector<Peer*> leaving_;                      // have said bye on a stream, and may have more to say
   std::unordered_map<uint32_t, size_t> unclaimed_;  // messages of a tag that are there and not asked for
   const Peer* first_lost_ = nullptr;
-  std::string why_broken_;
+  std::exception_ptr why_broken_;
   Connector connector_;
 };
 
