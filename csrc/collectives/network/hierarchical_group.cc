@@ -145,9 +145,10 @@ class HierarchicalGroup::Overlapped {
   const bool is_wide_;
   const DType dtype_;     // of the sums
   const size_t element_;  // bytes of a result
-  // How many blocks may be behind the one that is waited for: the ring needs one for each of its steps.
-  const size_t ahead_;
   const std::vector<Block> blocks_;
+  // How many blocks may be behind the one that is waited for: the ring needs one for each of its steps, if there are
+  // as many.
+  const size_t ahead_;
   size_t longest_slice_ = 0;
   float *wide_block_ = nullptr, *wide_slices_ = nullptr;
   std::unique_ptr<Stream> stream_;  // null when this rank has no lane
@@ -160,8 +161,8 @@ HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts,
       is_wide_(is_half(reduction.dtype)),
       dtype_(is_wide_ ? DType::float32 : reduction.dtype),
       element_(size_of(reduction.dtype)),
-      ahead_(2 * (parts.ranks.size() - 1) + 1),
-      blocks_(cut(parts, arrays, element_)) {
+      blocks_(cut(parts, arrays, element_)),
+      ahead_(std::min(2 * (parts.ranks.size() - 1) + 1, blocks_.size())) {
   size_t longest = 0;
   for (const Block& block : blocks_) {
     longest = std::max(longest, total_of(block.counts));
