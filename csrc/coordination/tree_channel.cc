@@ -49,19 +49,28 @@ void TreeChannel::begin_and(const Words&) {
 void TreeChannel::send_round(int to, const Words& words) {
   const char *begin = reinterpret_cast<const char*>(words.data()),
              *values = reinterpret_cast<const char*>(values_.data());
-  message_.assign(begin, begin + words.size() * sizeof(uint64_t));
+  const uint64_t size = words.size();
+  const char* size_begin = reinterpret_cast<const char*>(&size);
+  message_.assign(size_begin, size_begin + sizeof(size));
+  message_.insert(message_.end(), begin, begin + words.size() * sizeof(uint64_t));
   message_.insert(message_.end(), values, values + values_.size() * sizeof(SmallValue));
   wire_.send(to, Tag::bits, message_.data(), message_.size());
 }
 
+// A Network takes a message that is shorter than what was asked for.
 void TreeChannel::receive_round(int from, Words& words) {
   const size_t bytes = words.size() * sizeof(uint64_t);
-  message_.resize(bytes + values_.size() * sizeof(SmallValue));
+  uint64_t size = 0;
+  message_.assign(sizeof(size) + bytes + values_.size() * sizeof(SmallValue), 0);
   wire_.receive(from, Tag::bits, message_.data(), message_.size());
-  std::memcpy(words.data(), message_.data(), bytes);
+  std::memcpy(&size, message_.data(), sizeof(size));
+  if (size != words.size())
+    throw invalid_from(wire_.rank_of_world(from),
+                       std::to_string(size) + " words of a round that has " + std::to_string(words.size()));
+  std::memcpy(words.data(), message_.data() + sizeof(size), bytes);
   for (size_t i = 0; i < values_.size(); ++i) {
     SmallValue value;
-    std::memcpy(&value, message_.data() + bytes + i * sizeof(SmallValue), sizeof(SmallValue));
+    std::memcpy(&value, message_.data() + sizeof(size) + bytes + i * sizeof(SmallValue), sizeof(SmallValue));
     if (value.bytes > SmallValue::kMostBytes)
       throw invalid_from(wire_.rank_of_world(from), "a value of " + std::to_string(value.bytes) + " bytes");
     if (value.slot >= 0) values_[i] = value;
@@ -171,6 +180,8 @@ std::optional<Reach> NodeChannel::finish_and_somewhere(Words& words, double, con
   }
   result = node_->broadcast(result);
   if (result.empty()) return Reach::node;
+  if (result.size() != words.size() * sizeof(uint64_t))
+    throw failure("the first rank of this node has sent another number of words than a round has");
   std::memcpy(words.data(), result.data(), result.size());
   return Reach::world;
 }

@@ -165,12 +165,17 @@ class LyingWire final : public Wire {
   bool arrives_within(int, Tag, double) override { return true; }
 
  private:
-  // "All stay, something is new", and now and then bits that nobody has set. A value of each rank comes with them, now
-  // and then one that is too long.
+  // "All stay, something is new", and now and then bits that nobody has set, or another number of words. A value of
+  // each rank comes with them, now and then one that is too long.
   void tell_bits(char* data, size_t bytes) {
     std::array<SmallValue, 2> values;
-    Words words((bytes - sizeof(values)) / sizeof(uint64_t));
+    uint64_t size = (bytes - sizeof(size) - sizeof(values)) / sizeof(uint64_t);
+    Words words(size);
     words.back() = 2;
+    if (draw_.one_in(100)) {
+      note_lie(true);
+      size = draw_.below(size);
+    }
     if (draw_.one_in(20)) {
       note_lie(true);
       for (uint64_t& word : words) word = draw_.one_in(4) ? draw_.any() : word;
@@ -183,7 +188,8 @@ class LyingWire final : public Wire {
       value.bytes = static_cast<uint32_t>(draw_.below(SmallValue::kMostBytes + 1));
       if (is_long) value.bytes += SmallValue::kMostBytes + 1;
     }
-    std::memcpy(data, words.data(), bytes - sizeof(values));
+    std::memcpy(data, &size, sizeof(size));
+    std::memcpy(data + sizeof(size), words.data(), words.size() * sizeof(uint64_t));
     std::memcpy(data + bytes - sizeof(values), values.data(), sizeof(values));
   }
   void tell_message(char* data, size_t bytes) {
