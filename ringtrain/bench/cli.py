@@ -26,6 +26,7 @@ from ringtrain.bench.jax_step import JaxStep
 from ringtrain.bench.kvstore import KVStore
 from ringtrain.bench.links import Links
 from ringtrain.bench.measurement import CannotMeasure, Session
+from ringtrain.bench.pending import Pending
 from ringtrain.bench.ranks import Job, join
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
@@ -128,6 +129,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Step(),
     KVStore(),
     Latency(),
+    Pending(),
     Overlap(),
     Links(),
     Scaling(),

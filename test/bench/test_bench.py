@@ -284,6 +284,7 @@ SWEEPS = [one.name for one in COLLECTIVES]
 OF_RANKS = [
     *([name, *QUICK, *SMALL, "--dtype", "float16"] for name in SWEEPS),
     ["latency", *QUICK, "--calls", "20", "--max-bytes", "64", "--network", "mpi,sockets", "--cpu"],
+    ["pending", "--rounds", "2", "--warmup", "1", "--counts", "10", "300", "--kind", "alltoall", "--order", "other"],
     ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
 ]
 OF_AUTHORS = [
@@ -366,6 +367,13 @@ def test_latency_has_percentiles_for_each_network(measured):
     for one in result.rows[0].rounds:
         assert all(v["min"] <= v["p10"] <= v["seconds"] <= v["p99"] for v in one.values.values())
         assert all(v["cpu"] > 0 for v in one.values.values())
+
+
+@needs_mpi
+def test_operations_in_flight_are_measured_for_growing_numbers_of_them(measured):
+    result, printed = measured[0]["pending"], measured[1]
+    require_sane(result, ["ringtrain"])
+    assert [row.key["operations"] for row in result.rows] == [10, 300] and "us each" in printed
 
 
 @needs_mpi
