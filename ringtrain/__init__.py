@@ -121,7 +121,7 @@ __all__ = [
     "synchronize",
 ]
 # Of the others users import what they want.
-_MODULES = {"arrays", "compression", "elastic", "errors", "handles", "objects", "ops", "process_sets", "timeline"}
+_MODULES = {"arrays", "elastic", "errors", "ops", "timeline"}
 
 
 def _load() -> object:

@@ -181,7 +181,7 @@ def _abstract_barrier(*arrays: Any, names: Names, how: How) -> list[Any]:
     return [jax.core.ShapedArray(array.shape, array.dtype) for array in arrays]
 
 
-# An array, once it is certain that no rank has found NaN or infinity: see `lowering.require_finite`.
+# An array, once it is certain that no rank has found NaN or infinity: see `_lower_require_finite` in lowering.py.
 require_finite_p = Primitive("ringtrain_require_finite")
 
 

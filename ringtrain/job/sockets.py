@@ -48,7 +48,7 @@ def connect(
 
     Raises:
         RuntimeError: nothing says where the ranks meet.
-        StalledError, PeerLostError, ValueError: see `rendezvous.member.meet` and `world.introduce`.
+        StalledError, PeerLostError, ValueError: see `rendezvous.server.meet` and `world.introduce`.
     """
     place = place_of(launch)
     if launch.size is None:
@@ -63,7 +63,7 @@ def connect(
 
 
 def tell_all(launch: Launch, value: Any, settings: dict[str, str]) -> list[Any]:
-    """Returns what all ranks of this launch say, by rank. Raises as `rendezvous.member.meet`."""
+    """Returns what all ranks of this launch say, by rank. Raises as `rendezvous.server.meet`."""
     place = place_of(launch)
     if launch.size is None:
         raise RuntimeError(f"{launch.launcher} does not say how many ranks there are; set RINGTRAIN_SIZE")

@@ -343,8 +343,9 @@ def _listed(hosts: Sequence[Host]) -> str:
 def build_report() -> str:
     """In the shape that `horovodrun --check-build` has."""
     mpi = _has_mpi()
+    frameworks = {"TensorFlow": False, "PyTorch": _is_installed("torch"), "MXNet": _is_installed("mxnet")}
     topics = {
-        "Available Frameworks": {"TensorFlow": False, "PyTorch": find_spec("torch") is not None, "MXNet": False},
+        "Available Frameworks": frameworks,
         "Available Controllers": {"MPI": mpi, "Gloo": False},
         "Available Tensor Operations": {"NCCL": _has_nccl(), "DDL": False, "CCL": False, "MPI": mpi, "Gloo": False},
     }
@@ -353,6 +354,10 @@ def build_report() -> str:
         lines += ["", f"{topic}:", *(f"    [{'X' if is_there else ' '}] {name}" for name, is_there in names.items())]
     without = "" if mpi else " Without MPI, ringtrain's own sockets connect the ranks: network=sockets."
     return "\n".join([*lines, "", f"Nothing is built for these; `python -m ringtrain.doctor` says more.{without}"])
+
+
+def _is_installed(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 def _has_mpi() -> bool:

@@ -41,7 +41,7 @@ _ON_OFF = {True: "on", False: "off"}
 
 
 class Option(Protocol):
-    """One entry of `ringtrain.options.TABLE`."""
+    """One entry of `ringtrain.options.table.TABLE`."""
 
     @property
     def name(self) -> str: ...

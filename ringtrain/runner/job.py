@@ -38,7 +38,7 @@ class ElasticTerms(NamedTuple):
     cooldown_s: tuple[float, float] | None = None
 
     def words(self) -> list[str]:
-        """For a parser that `add_terms` has made."""
+        """For a parser that `add_elastic_terms` has made."""
         words = [f"--least={self.least}", f"--slots={self.slots}", f"--timeout={self.timeout_s:g}"]
         if self.most is not None:
             words.append(f"--most={self.most}")
@@ -62,7 +62,7 @@ def add_elastic_terms(parser: argparse.ArgumentParser) -> None:
 
 
 def elastic_terms_of(arguments: argparse.Namespace) -> ElasticTerms:
-    """Those that were given to a parser of `add_terms`."""
+    """Those that were given to a parser of `add_elastic_terms`."""
     return ElasticTerms(
         arguments.least,
         arguments.most,
@@ -194,7 +194,7 @@ class RoleTerms(NamedTuple):
     has_snapshots: bool = False
 
     def words(self) -> list[str]:
-        """For a parser that `add_terms` has made."""
+        """For a parser that `add_role_terms` has made."""
         words = [f"--servers={self.cast.servers}", f"--workers={self.cast.workers}"]
         words += [f"--host={host}" for host in self.hosts]
         words += [f"--folder={self.folder}"] if self.folder is not None else []
@@ -219,7 +219,7 @@ def add_role_terms(parser: argparse.ArgumentParser) -> None:
 
 
 def role_terms_of(arguments: argparse.Namespace) -> RoleTerms:
-    """Those that were given to a parser of `add_terms`."""
+    """Those that were given to a parser of `add_role_terms`."""
     return RoleTerms(
         Cast(arguments.servers, arguments.workers),
         [address_of(text, "--host") for text in arguments.host],
@@ -247,7 +247,8 @@ START_TIMEOUT_S = 120.0
 class Job(NamedTuple):
     """`command` on `num_proc` ranks; no hosts means this host.
 
-    `exported` names variables of `environment` that the ranks get in any case; which others do is in variables.py.
+    `exported` names variables of `environment` that the ranks get in any case; `travelling` in hosts.py says which
+    others do.
     `network_interfaces` is a list such as "eth0,eth1"; `ssh_port` and `ssh_identity_file` are for reaching other hosts.
     `hosts_are_allotted` says that a batch system named the hosts, not the user. `launcher_arguments` are the user's
     words for the launcher, `binding_arguments` those that are to stand in place of ours about binding; `has_tcp_only`

@@ -60,7 +60,7 @@ class ServerStores {
   CutPushes& cut_pushes() { return cut_pushes_; }
 
   // All that is kept, for a server that takes the place of this one: of each Part its store and its chunks, what it is,
-  // and these (chunk_copies.h).
+  // and the bytes of these chunks.
   std::vector<std::pair<uint32_t, size_t>> parts();
   Bytes describe(size_t part);
   Bytes copy(size_t part, size_t first, size_t last);

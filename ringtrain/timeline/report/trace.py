@@ -36,7 +36,7 @@ class Operation:
     submitted_ns: int
     ended_ns: int
     begun_ns: int
-    all_submitted_ns: int = 0  # known once the operations of all ranks have met: see matching.py
+    all_submitted_ns: int = 0  # known once the operations of all ranks have met: see figures.py
     last_rank: int = 0
 
 
@@ -257,7 +257,7 @@ def plans_of(operations: Sequence[Operation]) -> list[Plan]:
 
 
 def shares_of(rank: RankTrace, steps: Sequence[int]) -> RankShares:
-    """Share out the time of each of the steps. The operations must have met: see matching.py."""
+    """Share out the time of each of the steps. The operations must have met: see figures.py."""
     spans = [(rank.steps[number], rank.steps[number + 1]) for number in steps]
     shares = RankShares([_no_time() for _ in steps], [Counter() for _ in steps])
     plans = plans_of(rank.operations)
