@@ -9,18 +9,14 @@ any: then the ranks need not have them in the same order.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax._src.interpreters import mlir as rules  # the only place where JAX says how it compiles its own primitives
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
-from jax.extend.core.primitives import closed_call_p
+from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -29,173 +25,18 @@ import ringtrain._core as _core
 from ringtrain._core import OpKind
 from ringtrain.engine.process_sets import global_process_set
 from ringtrain.jax.ffi import ffi_lowering
-from ringtrain.jax.primitives import KINDS, How, Names, barrier_p, require_finite_p
+from ringtrain.jax.primitives import (
+    KINDS,
+    How,
+    Names,
+    at_trace,
+    barrier_p,
+    replicated_p,
+    report_differences_p,
+    require_finite_p,
+)
+from ringtrain.jax.regions import TICKET, UNCACHED, Place, Typed, register_regions, scope_of
 from ringtrain.job import session
-
-# ------------------------------------------------------------------------------------------------- loops and conditions
-# Loops, conditions and calls with operations in them: loops and conditions keep the place among all other operations
-# that they have in the script.
-#
-# XLA carries out what does not need each other's results in any order, and in a small program one thing after the
-# other: two ranks, one of which has more to do before its first loop, would each wait in another loop. And where an
-# operation fails while a loop goes on, some ranks would have begun an operation of the loop that others never come to,
-# which would then be taken for one of the next step. So a loop begins when all operations before it have ended, and
-# what comes after it begins when it has ended. Operations in one round of a loop, or in one branch, are ordered only
-# with those there.
-
-_TICKET = jax.core.ShapedArray((1,), np.dtype(np.uint32))
-
-
-class Typed(NamedTuple):
-    """A value of MLIR, and what JAX calls its type."""
-
-    value: Any
-    aval: Any
-
-
-class Place(NamedTuple):
-    """Where all that comes before is over: `mark` is an operation of MLIR, which all of it comes before."""
-
-    mark: Any
-    block: Any
-    ends: list[Typed]  # which are there when it is over
-
-
-_Rule = Callable[..., Any]
-
-# For rules whose code depends on what the program has already.
-_takes = inspect.signature(mlir.register_lowering).parameters
-_UNCACHED: dict[str, Any] = {"cacheable": False} if "cacheable" in _takes else {}
-
-
-def _register_regions(
-    primitives: Iterable[Primitive], before: Callable[[Any], Sequence[Place]], note: Callable[[Any, Place], None]
-) -> None:
-    """Have loops and conditions with some of the primitives in them compiled in their order.
-
-    Args:
-        before: what has a place before whatever is compiled now, by the context of a rule of JAX.
-        note: is told of the place of a loop, or a condition, that has been compiled.
-    """
-    ours = frozenset(primitives)
-    for primitive in (jax.lax.while_p, jax.lax.cond_p):
-        rule = _in_order(_rule_of(primitive), ours, before, note)
-        mlir.register_lowering(primitive, rule, platform="cpu", **_UNCACHED)
-    # It becomes a loop, which would have its place in a function of its own.
-    mlir.register_lowering(jax.lax.scan_p, _rule_of(jax.lax.scan_p), platform="cpu", **_UNCACHED)
-    for primitive in _calls():
-        for platform in ("cpu", "cuda"):
-            mlir.register_lowering(primitive, _inlined(_rule_of(primitive), ours), platform=platform, **_UNCACHED)
-    remat = _primitive_of(jax.checkpoint(_identity))  # its lines stand where it is called, unless they are cached
-    for platform in ("cpu", "cuda"):
-        mlir.register_lowering(remat, _rule_of(remat), platform=platform, **_UNCACHED)
-
-
-def _calls() -> set[Primitive]:
-    """Returns the primitives that call a jitted function, or one with derivatives of its own, within a program."""
-    with_jvp, with_vjp = jax.custom_jvp(_identity), jax.custom_vjp(_identity)
-    with_jvp.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
-    with_vjp.defvjp(lambda x: (x, None), lambda _, gradient: (gradient,))
-    functions: tuple[Callable[[Any], Any], ...] = (jax.jit(_identity), with_jvp, with_vjp)
-    return {closed_call_p, *map(_primitive_of, functions)}
-
-
-def _identity(x: Any) -> Any:
-    return x
-
-
-def _primitive_of(function: Callable[[Any], Any]) -> Primitive:
-    """Returns the primitive of a call of the function; its name differs between the versions of JAX."""
-    primitive: Primitive = jax.make_jaxpr(function)(_TICKET).jaxpr.eqns[0].primitive
-    return primitive
-
-
-def _inlined(rule: _Rule, ours: frozenset[Primitive]) -> _Rule:
-    """Compiles what is called as if its lines stood there, if it has operations in it.
-
-    JAX compiles a function that is called twice once, so an operation in it would have one name for both calls. These
-    may be under way at the same time, and in another order on another rank.
-    """
-
-    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-        called = params.get("jaxpr", params.get("call_jaxpr"))
-        if not _has_any([called], ours):
-            return rule(ctx, *operands, **params)
-        closed: Any = called if hasattr(called, "jaxpr") else ClosedJaxpr(called, ())  # type: ignore[arg-type]
-        return mlir.lower_fun(jaxpr_as_fun(closed), multiple_results=True)(ctx, *operands)
-
-    return lower
-
-
-def _rule_of(primitive: Primitive) -> _Rule:
-    entry: Any = rules._lowerings[primitive]
-    rule: _Rule = getattr(entry, "rule", entry)  # in older versions the entry is the rule
-    return rule
-
-
-def _in_order(
-    rule: _Rule,
-    ours: frozenset[Primitive],
-    before: Callable[[Any], Sequence[Place]],
-    note: Callable[[Any, Place], None],
-) -> _Rule:
-    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-        if not _has_any(params.values(), ours):
-            return rule(ctx, *operands, **params)
-        ends = [end for place in before(ctx) for end in place.ends]
-        first = _read_first(params)
-        if ends and first is not None:
-            ready = _after(ctx, Typed(operands[first], ctx.avals_in[first]), ends)
-            operands = (*operands[:first], ready, *operands[first + 1 :])
-        results = rule(ctx, *operands, **params)
-        typed = [Typed(*one) for one in zip(results, ctx.avals_out, strict=True) if _is_of_xla(one[1])]
-        over = _after(ctx, Typed(mlir.ir_constant(np.zeros(1, np.uint32)), _TICKET), typed)
-        note(ctx, Place(over.owner, ir.InsertionPoint.current.block, [Typed(over, _TICKET)]))
-        return results
-
-    return lower
-
-
-def _has_any(values: Iterable[Any], ours: frozenset[Primitive]) -> bool:
-    """Whether a program among the values, or one within it, has one of our primitives."""
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            if _has_any(value, ours):
-                return True
-            continue
-        program = getattr(value, "jaxpr", value)
-        for equation in getattr(program, "eqns", ()):
-            if equation.primitive in ours or _has_any(equation.params.values(), ours):
-                return True
-    return False
-
-
-def _read_first(params: dict[str, Any]) -> int | None:
-    """The place of an operand without which nothing begins: the index of a condition, what a loop's condition reads."""
-    if "cond_jaxpr" not in params:
-        return 0
-    condition, consts = params["cond_jaxpr"].jaxpr, params["cond_nconsts"]
-    read = {id(one) for equation in condition.eqns for one in equation.invars} | {id(one) for one in condition.outvars}
-    for place, one in enumerate(condition.invars[consts:]):
-        if id(one) in read and _is_of_xla(one.aval):
-            return int(consts + params["body_nconsts"] + place)
-    return None
-
-
-def _is_of_xla(aval: Any) -> bool:
-    """Whether it is an array as XLA has it, no keys of a random generator."""
-    return hasattr(aval, "dtype") and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
-
-
-def _after(ctx: Any, given: Typed, ends: Sequence[Typed]) -> Any:
-    """Returns its arguments once the ends exist: by an empty call, since XLA sees through its own barriers."""
-    call = ffi_lowering("ringtrain_finish", has_side_effect=True, operand_output_aliases={0: 0})
-    avals = [given.aval, *(end.aval for end in ends)]
-    kind = np.int64(OpKind.BARRIER.value)
-    context = ctx.replace(avals_in=avals, avals_out=[given.aval])
-    (result,) = call(context, given.value, *(end.value for end in ends), kind=kind, tickets=np.int64(0))
-    return result
-
 
 # --------------------------------------------------------------------------------------------------- the end of the job
 # Programs of JAX that are still under way may need the other ranks, and these may need this one.
@@ -234,7 +75,9 @@ def register() -> None:
         _register(primitive, _lowering_of(kind))
     _register(barrier_p, _lower_barrier)
     _register(require_finite_p, _lower_require_finite)
-    _register_regions([*KINDS, barrier_p], lambda ctx: _Program.of(ctx).places(), _note_region)
+    _register(report_differences_p, _lower_report_differences)
+    mlir.register_lowering(replicated_p, lambda ctx, *operands, names, how: operands)
+    at_trace.append(register_regions([*KINDS, barrier_p], _Program.of))
 
 
 def _forget_programs() -> None:
@@ -259,8 +102,8 @@ def _note_ranks(kind: OpKind | None, how: How | None) -> None:
 def _register(primitive: Primitive, rule: Callable[..., Any]) -> None:
     # Each call gets a name of its own, so one must not be taken for another one.
     for platform in ("cpu", "cuda"):
-        mlir.register_lowering(primitive, rule, platform=platform, **_UNCACHED)
-    mlir.register_lowering(primitive, _refuse, **_UNCACHED)
+        mlir.register_lowering(primitive, rule, platform=platform, **UNCACHED)
+    mlir.register_lowering(primitive, _refuse, **UNCACHED)
 
 
 def _refuse(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -276,6 +119,7 @@ class _Operation(NamedTuple):
     place: Place
     tickets: list[Any]
     given: frozenset[str] = frozenset()  # names of its arrays, if the script names it
+    scope: Any = None  # of regions.scope_of: operations in one may be under way at the same time
 
     @property
     def finish(self) -> Any:
@@ -283,7 +127,7 @@ class _Operation(NamedTuple):
 
 
 class _Program:
-    """The state of a program while it is built. It is kept with what the program itself keeps."""
+    """The state of a program while it is built. It is kept with what JAX itself keeps meanwhile."""
 
     def __init__(self) -> None:
         self.names: Counter[str] = Counter()
@@ -291,13 +135,12 @@ class _Program:
 
     @staticmethod
     def of(ctx: Any) -> _Program:
-        kept = ctx.module_context.keepalives
-        for one in kept:
-            if isinstance(one, _Program):
-                return one
-        program = _Program()
-        kept.append(program)
+        kept: dict[Any, Any] = ctx.module_context.cached_primitive_lowerings
+        program: _Program = kept.setdefault(_Program, _Program())
         return program
+
+    def note_region(self, place: Place) -> None:
+        self.operations.append(_Operation(place, []))
 
     def here(self) -> list[_Operation]:
         """Those beside what is compiled now."""
@@ -317,12 +160,19 @@ class _Program:
         """
         if names.given is not None:
             own = _given(names)
-            uses = sum(not own.isdisjoint(one.given) for one in self.here())
+            scope = scope_of(ir.InsertionPoint.current.block)
+            beside = [one for one in self.operations if _is_same(one.scope, scope)]
+            uses = sum(not own.isdisjoint(one.given) for one in beside)
             return f"{names.given}#{uses}" if uses else names.given
         place = names.place.rpartition("/")[2] or "operation"
         number = self.names[place]
         self.names[place] += 1
         return f"{place}#{number}"
+
+
+def _is_same(block: Any, other: Any) -> bool:
+    """MLIR compares blocks with blocks only."""
+    return block is other if block is None or other is None else bool(block == other)
 
 
 def _given(names: Names) -> frozenset[str]:
@@ -378,7 +228,7 @@ def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
         ends = independent.ends()
         avals_in = [*ctx.avals_in, *(end.aval for end in ends)]
         values = (*operands, *(end.value for end in ends))
-        (ticket,) = call(ctx.replace(avals_in=avals_in, avals_out=[_TICKET]), *values, **attributes)
+        (ticket,) = call(ctx.replace(avals_in=avals_in, avals_out=[TICKET]), *values, **attributes)
         independent.wait_for([ticket])
     return _finish(
         ctx, OpKind.BARRIER, program, list(operands), _Started([ticket], [name], how, _given(names)), independent
@@ -426,10 +276,10 @@ def _start(ctx: Any, kind: OpKind, given: Typed, attributes: dict[str, Any], mor
     avals_in, values = [given.aval, *(one.aval for one in more)], [given.value, *(one.value for one in more)]
     if kind in _IN_PLACE:
         call = ffi_lowering("ringtrain_start", has_side_effect=True, operand_output_aliases={0: 0})
-        value, ticket = call(ctx.replace(avals_in=avals_in, avals_out=[given.aval, _TICKET]), *values, **attributes)
+        value, ticket = call(ctx.replace(avals_in=avals_in, avals_out=[given.aval, TICKET]), *values, **attributes)
         return value, ticket
     call = ffi_lowering("ringtrain_start", has_side_effect=True)
-    (ticket,) = call(ctx.replace(avals_in=avals_in, avals_out=[_TICKET]), *values, **attributes)
+    (ticket,) = call(ctx.replace(avals_in=avals_in, avals_out=[TICKET]), *values, **attributes)
     return given.value, ticket
 
 
@@ -442,7 +292,7 @@ def _finish(
     is_in_place = kind in (*_IN_PLACE, OpKind.BARRIER)
     aliases = {place: place for place in range(len(values))} if is_in_place else {}
     call = ffi_lowering("ringtrain_finish", has_side_effect=True, operand_output_aliases=aliases)
-    words = [_TICKET] * (len(tickets) + len(others))
+    words = [TICKET] * (len(tickets) + len(others))
     results = call(
         ctx.replace(avals_in=[*ctx.avals_in, *words]),
         *(*values, *tickets, *others),
@@ -453,12 +303,8 @@ def _finish(
     )
     end = Typed(results[0], ctx.avals_out[0])
     place = Place(results[0].owner, ir.InsertionPoint.current.block, [end])
-    program.operations.append(_Operation(place, tickets, started.given))
+    program.operations.append(_Operation(place, tickets, started.given, scope_of(place.block)))
     return results
-
-
-def _note_region(ctx: Any, place: Place) -> None:
-    _Program.of(ctx).operations.append(_Operation(place, []))
 
 
 class _Independent:
@@ -542,8 +388,20 @@ def _lower_require_finite(ctx: Any, array: Any, flags: Any, *, names: tuple[str,
     return call(ctx, array, flags, names="\n".join(names), ranks=",".join(map(str, ranks)))
 
 
+def _lower_report_differences(
+    ctx: Any, array: Any, flags: Any, *, names: tuple[str, ...], before: str, after: str, rank: int
+) -> Any:
+    call = ffi_lowering("ringtrain_report_differences", has_side_effect=True, operand_output_aliases={0: 0})
+    return call(ctx, array, flags, names="\n".join(names), before=before, after=after, rank=np.int64(rank))
+
+
 def _require_one_device(ctx: Any) -> None:
     devices = _devices(ctx.module_context.axis_context)
+    if devices > jax.local_device_count():
+        raise ValueError(
+            f"an operation over the ranks inside a program for {devices} devices of several ranks: such a program sums "
+            "over the ranks itself, as by jnp.mean or jax.lax.psum. Call the operation outside of it"
+        )
     if devices > 1:
         raise ValueError(
             f"an operation over the ranks inside a program for {devices} devices of this rank: each of them would call "

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
+import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.engine.compression import Compression, QuantizingCompressor
@@ -74,6 +76,9 @@ class How(NamedTuple):
         return self._replace(priorities=tuple(self.priorities[place] for place in places) if self.priorities else ())
 
 
+# Called whenever an operation becomes part of a program.
+at_trace: list[Callable[[], None]] = []
+
 _OperationOf = Callable[[Any, str | None, How, int], Operation]
 _Rows = Callable[[int, How], int]
 
@@ -103,14 +108,24 @@ def _primitive(kind: OpKind, operation_of: _OperationOf, rows: _Rows | None = No
         return [one[0] if isinstance(one, tuple) else one for one in wait_for(handles)]
 
     def abstract(*operands: Any, names: Names, how: How) -> list[Any]:
+        _note_trace()
         arrays, _ = how.split(operands)
         if rows is None:
-            return [jax.core.ShapedArray(array.shape, array.dtype) for array in arrays]
+            return [_like(array) for array in arrays]
         return [jax.core.ShapedArray((rows(array.shape[0], how), *array.shape[1:]), array.dtype) for array in arrays]
 
     primitive.def_impl(carry_out)
     primitive.def_abstract_eval(abstract)
     return primitive
+
+
+def _note_trace() -> None:
+    for function in at_trace:
+        function()
+
+
+def _like(array: Any) -> jax.core.ShapedArray:
+    return jax.core.ShapedArray(array.shape, array.dtype)
 
 
 def wait_for(handles: Sequence[Handle[Any]]) -> list[Any]:
@@ -178,7 +193,8 @@ def _barrier(*arrays: Any, names: Names, how: How) -> list[Any]:
 
 @barrier_p.def_abstract_eval
 def _abstract_barrier(*arrays: Any, names: Names, how: How) -> list[Any]:
-    return [jax.core.ShapedArray(array.shape, array.dtype) for array in arrays]
+    _note_trace()
+    return [_like(array) for array in arrays]
 
 
 # An array, once it is certain that no rank has found NaN or infinity: see `_lower_require_finite` in lowering.py.
@@ -198,7 +214,30 @@ def _require_finite(array: Any, flags: Any, *, names: tuple[str, ...], ranks: tu
 
 @require_finite_p.def_abstract_eval
 def _abstract_require_finite(array: Any, flags: Any, *, names: tuple[str, ...], ranks: tuple[int, ...]) -> Any:
-    return jax.core.ShapedArray(array.shape, array.dtype)
+    return _like(array)
+
+
+# An array; says once, on a rank of the world, which of the named arrays are flagged: see `replicas.compared`.
+report_differences_p = Primitive("ringtrain_report_differences")
+
+
+@report_differences_p.def_impl
+def _report_differences(array: Any, flags: Any, *, names: tuple[str, ...], before: str, after: str, rank: int) -> Any:
+    if np.any(flags):
+        _core.report_differences(np.asarray(flags).tolist(), list(names), before, after, rank)
+    return array
+
+
+@report_differences_p.def_abstract_eval
+def _abstract_report_differences(array: Any, flags: Any, **how: Any) -> Any:
+    return _like(array)
+
+
+# Arrays that all ranks have: their gradients are averaged. What is differentiated by them is a function of one rank.
+replicated_p = Primitive("ringtrain_replicated")
+replicated_p.multiple_results = True
+replicated_p.def_impl(lambda *arrays, names, how: list(arrays))
+replicated_p.def_abstract_eval(lambda *arrays, names, how: [_like(array) for array in arrays])
 
 
 # ----------------------------------------------------------------------------------------------------------- under grad
@@ -223,10 +262,12 @@ def _register_derivatives() -> None:
         reducescatter_p: _of_reducescatter,
         alltoall_p: _of_alltoall,
         barrier_p: _of_barrier,
+        replicated_p: _of_replicated,
     }
     for primitive, transpose in transposes.items():
         ad.primitive_jvps[primitive] = _jvp_of(primitive)
         ad.primitive_transposes[primitive] = _transpose_of(transpose)
+    ad.primitive_jvps[report_differences_p] = _jvp_of_report
 
 
 def _jvp_of(primitive: Primitive) -> Callable[..., Any]:
@@ -317,6 +358,14 @@ def _of_barrier(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: 
     return list(barrier_p.bind(*cotangents, names=names, how=how))
 
 
+def _of_replicated(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
+    return list(allreduce_p.bind(*cotangents, names=names, how=_averaging(how)))
+
+
+def _jvp_of_report(primals: Sequence[Any], tangents: Sequence[Any], **how: Any) -> Any:
+    return report_differences_p.bind(*primals, **how), tangents[0]
+
+
 def _averaging(how: How) -> How:
     return how._replace(op=ReduceOp.Average, prescale=1.0, postscale=1.0)
 
@@ -328,10 +377,11 @@ _Dimensions = Sequence[Any]  # of each array where its batch is, or None
 
 
 def _register_batchers() -> None:
-    for primitive in (allreduce_p, broadcast_p, barrier_p):
+    for primitive in (allreduce_p, broadcast_p, barrier_p, replicated_p):
         batching.primitive_batchers[primitive] = _elementwise(primitive)
     for primitive in (allgather_p, reducescatter_p, alltoall_p):
         batching.primitive_batchers[primitive] = _by_rows(primitive)
+    batching.primitive_batchers[report_differences_p] = _batch_of_report
 
 
 def _elementwise(primitive: Primitive) -> Callable[..., Any]:
@@ -364,3 +414,10 @@ def _by_rows(primitive: Primitive) -> Callable[..., Any]:
         return primitive.bind(*behind, *weight, names=names, how=how), moved
 
     return batch
+
+
+def _batch_of_report(operands: Sequence[Any], dimensions: _Dimensions, **how: Any) -> Any:
+    array, flags = operands
+    if dimensions[1] is not None:
+        flags = flags.max(dimensions[1])
+    return report_differences_p.bind(array, flags, **how), dimensions[0]
