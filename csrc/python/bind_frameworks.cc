@@ -74,9 +74,11 @@ nb::dict xla_handlers(int minor_version) {
   on_cpu["ringtrain_start"] = capsule_of(&xla::start);
   on_cpu["ringtrain_finish"] = capsule_of(&xla::finish);
   on_cpu["ringtrain_require_finite"] = capsule_of(&xla::require_finite);
+  on_cpu["ringtrain_report_differences"] = capsule_of(&xla::report_differences);
   on_gpu["ringtrain_start"] = capsule_of(&xla::on_gpu::start);
   on_gpu["ringtrain_finish"] = capsule_of(&xla::on_gpu::finish);
   on_gpu["ringtrain_require_finite"] = capsule_of(&xla::on_gpu::require_finite);
+  on_gpu["ringtrain_report_differences"] = capsule_of(&xla::on_gpu::report_differences);
   all["cpu"] = on_cpu;
   all["CUDA"] = on_gpu;
   return all;
@@ -88,6 +90,12 @@ void bind_xla(nb::module_& module) {
   module.def(
       "xla_handlers", &xla_handlers, nb::arg("minor_version"),
       "By platform and name the functions that XLA calls, which tell it that they are written for version 0.minor.");
+  module.def(
+      "report_differences",
+      [](const std::vector<int32_t>& flags, const std::vector<std::string>& names, const std::string& before,
+         const std::string& after, int64_t rank) { xla::report_differences(flags, names, before, after, rank); },
+      nb::arg("flags"), nb::arg("names"), nb::arg("before"), nb::arg("after"), nb::arg("rank"),
+      "Warns once, on that rank, that the ranks differ in what is flagged.");
   module.def("wait_for_xla", &xla::wait_for_all, nb::arg("timeout_s"), nb::call_guard<ReleasedGil>(),
              "Whether all that programs of XLA have started is over, after at most so many seconds.");
   module.def("is_loaded_by_jaxlib", &mpi_abi::is_loaded,

@@ -70,6 +70,8 @@ class Engine {
   Coordinator::Counts counts() const { return coordinator_.counts(); }
   // Any thread. How long callers have waited for Handles so far, summed over their threads.
   double exposed_s() const { return static_cast<double>(exposed_ns_) * 1e-9; }
+  // Any thread. In the world.
+  int rank() const { return world_.rank; }
   // Any thread. On how many nodes these ranks are.
   int node_count(const std::vector<int>& ranks) const {
     return static_cast<int>(world_.place(ranks).distinct_nodes().size());

@@ -70,6 +70,27 @@ Unfinished& unfinished() {
   return all;
 }
 
+// How often programs have come to what has a name.
+class Executions {
+ public:
+  // Counts one more. Returns whether that is the first, second, fourth, eighth and so on.
+  bool count(const std::string& name) {
+    const Lock lock(mutex_);
+    const uint64_t number = ++counts_[name];
+    return (number & (number - 1)) == 0;
+  }
+
+ private:
+  Mutex mutex_;
+  std::map<std::string, uint64_t> counts_ GUARDED_BY(mutex_);
+};
+
+// Never destroyed, as above.
+Executions& executions() {
+  static Executions& all = *new Executions;
+  return all;
+}
+
 std::string key_of(const Call& call, const std::string& name) {
   return std::to_string(call.integer("process_set")) + " " + name;
 }
@@ -170,6 +191,19 @@ Failure* require_finite(CallFrame* frame) {
     Failure* failure = failure_of_flags(call, reinterpret_cast<const int32_t*>(here.get()), flags.spec.count());
     if (failure == nullptr) copy_through(call, 1, place);
     return failure;
+  });
+}
+
+Failure* report_differences(CallFrame* frame) {
+  return handle_in_stream(frame, [](const Call& call, CudaStream stream) -> Failure* {
+    const Array flags = call.argument(1);
+    const Place place = place_of(stream, flags.data);
+    if (executions().count(call.text("before"))) {
+      const std::shared_ptr<char> here = on_host(flags, place);
+      xla::report_differences(call, reinterpret_cast<const int32_t*>(here.get()), flags.spec.count());
+    }
+    copy_through(call, 1, place);
+    return nullptr;
   });
 }
 

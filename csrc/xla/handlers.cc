@@ -1,5 +1,6 @@
 #include "xla/handlers.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -66,6 +67,18 @@ Failure* require_finite(CallFrame* frame) {
     const Array flags = call.argument(1);
     if (Failure* failure = failure_of_flags(call, static_cast<const int32_t*>(flags.data), flags.spec.count()))
       return failure;
+    copy_through(call, 1);
+    return nullptr;
+  });
+}
+
+Failure* report_differences(CallFrame* frame) {
+  return handle(frame, [](const Call& call) -> Failure* {
+    const Array flags = call.argument(1);
+    const auto* values = static_cast<const int32_t*>(flags.data);
+    const auto count = static_cast<int64_t>(flags.spec.count());
+    if (std::any_of(values, values + count, [](int32_t flag) { return flag != 0; }))
+      xla::report_differences(call, values, count);
     copy_through(call, 1);
     return nullptr;
   });

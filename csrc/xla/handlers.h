@@ -18,6 +18,8 @@ Failure* finish(CallFrame* frame);
 // (array, flags) -> (the same array in place): the flags, int32 of one number for each name, are 0 for what is finite,
 // else a place in the list of ranks, counted from its end.
 Failure* require_finite(CallFrame* frame);
+// (array, flags) -> (the same array in place): a flag, int32 of one number for each name, is 0 for what all ranks have.
+Failure* report_differences(CallFrame* frame);
 
 // Whether all that was started is over, after at most so many seconds.
 bool wait_for_all(double timeout_s);
@@ -37,5 +39,7 @@ namespace ringtrain::xla::on_gpu {
 Failure* start(CallFrame* frame);
 Failure* finish(CallFrame* frame);
 Failure* require_finite(CallFrame* frame);
+// Looks at the flags in the executions 1, 2, 4, 8 and so on of this process, in which the host waits for the GPU.
+Failure* report_differences(CallFrame* frame);
 
 }  // namespace ringtrain::xla::on_gpu

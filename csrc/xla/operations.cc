@@ -1,9 +1,15 @@
 #include "xla/operations.h"
 
+#include <algorithm>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "base/log.h"
+#include "base/thread_annotations.h"
+#include "runtime/engine.h"
 
 namespace ringtrain::xla {
 namespace {
@@ -29,16 +35,38 @@ double number_at(const void* place, DType dtype) {
   throw invalid(std::string("a weight in XLA's call is a float, not ") + name_of(dtype));
 }
 
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream rest(text);
+  for (std::string line; std::getline(rest, line);) lines.push_back(line);
+  return lines;
+}
+
 std::string not_finite_text(const Call& call, const int32_t* flags, int64_t count) {
   const std::vector<int64_t> ranks = call.integers("ranks");
-  std::istringstream names(call.text("names"));
-  std::string name;
-  for (int64_t i = 0; i < count && std::getline(names, name); ++i)
+  const std::vector<std::string> names = lines_of(call.text("names"));
+  for (int64_t i = 0; i < std::min(count, static_cast<int64_t>(names.size())); ++i)
     if (flags[i] != 0)
-      return "the gradient of \"" + name + "\" is NaN or infinite on rank " +
+      return "the gradient of \"" + names[static_cast<size_t>(i)] + "\" is NaN or infinite on rank " +
              std::to_string(ranks.at(ranks.size() - static_cast<size_t>(flags[i]))) +
              "; no rank has updated its parameters with it";
   return "";
+}
+
+// The first three, and how many more there are.
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 3;
+  std::string text;
+  for (size_t i = 0; i < std::min(kMost, names.size()); ++i) text += (i ? ", \"" : "\"") + names[i] + "\"";
+  return names.size() > kMost ? text + " and " + std::to_string(names.size() - kMost) + " more" : text;
+}
+
+// Whether this is the first time that this process says what begins so. Any thread.
+bool is_new(const std::string& beginning) {
+  static Mutex mutex;
+  static std::set<std::string>& said = *new std::set<std::string>;  // never destroyed, as threads of XLA may use it
+  const Lock lock(mutex);
+  return said.insert(beginning).second;
 }
 
 }  // namespace
@@ -67,6 +95,20 @@ Failure* failure_of_flags(const Call& call, const int32_t* flags, int64_t count)
   const std::string message = "ringtrain.NonFiniteError: " + text;
   FailureCreate create = {sizeof(FailureCreate), nullptr, message.c_str(), Code::aborted};
   return call.api().create_failure(&create);
+}
+
+void report_differences(const std::vector<int32_t>& flags, const std::vector<std::string>& names,
+                        const std::string& before, const std::string& after, int64_t rank) {
+  std::vector<std::string> differing;
+  for (size_t i = 0; i < std::min(flags.size(), names.size()); ++i)
+    if (flags[i] != 0) differing.push_back(names[i]);
+  if (differing.empty() || require_engine()->rank() != rank || !is_new(before)) return;
+  warn(before + some_of(differing) + after);
+}
+
+void report_differences(const Call& call, const int32_t* flags, int64_t count) {
+  report_differences({flags, flags + count}, lines_of(call.text("names")), call.text("before"), call.text("after"),
+                     call.integer("rank"));
 }
 
 }  // namespace ringtrain::xla

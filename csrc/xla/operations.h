@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "runtime/submission_builder.h"
 #include "xla/call.h"
@@ -25,5 +27,11 @@ void require_in_place(const Call& call);
 
 // Null if the flags, one for each name, are all 0. The flags are in host memory.
 Failure* failure_of_flags(const Call& call, const int32_t* flags, int64_t count);
+
+// Warns once, on that rank of the world, that the ranks differ in what is flagged: with the words of the call before
+// and after the names. The flags, one for each name, are in host memory.
+void report_differences(const std::vector<int32_t>& flags, const std::vector<std::string>& names,
+                        const std::string& before, const std::string& after, int64_t rank);
+void report_differences(const Call& call, const int32_t* flags, int64_t count);
 
 }  // namespace ringtrain::xla

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,9 +22,11 @@ from ringtrain.engine.requirements import (
     require_process_set,
     require_weight,
 )
+from ringtrain.failure import call_place
 from ringtrain.jax.ops import allreduce
 from ringtrain.jax.power_sgd import PowerSGDReduction, PowerSGDState
-from ringtrain.jax.primitives import require_finite_p
+from ringtrain.jax.primitives import How, Names, replicated_p, require_finite_p
+from ringtrain.jax.replicas import compared
 from ringtrain.jax.trees import Tree
 from ringtrain.job import session
 from ringtrain.ops import Average, Max, Sum
@@ -51,6 +54,11 @@ def distribute(
     tx = hvd.distribute(optax.adam(1e-3))
     updates, state = tx.update(gradients, state, params)  # inside jit, or not
     updates, state = tx.update(gradients, state, params, weight=samples)  # the mean over the samples of all ranks
+
+    What optimizers take beside the gradients is that of all ranks, too, as one process with all data would have it:
+    `value` and `grad`, and the results of `value_fn`, `obj_fn` and `grad_fn`, are averaged, or summed for op=Sum. All
+    else that `update` gets must be the same on all ranks, as params and the state are: some elements of these are
+    compared in each step, and a warning names once what differs.
 
     `weight` is that of `allreduce`, for op=Average. With backward_passes_per_step that of the last call is for the sum
     of the passes.
@@ -80,6 +88,7 @@ def distribute(
     name = prefix or _next_prefix(process_set)
     checks = nan_check and of_whole is compression  # with PowerSGD the gradients are not what is sent
     reduce = _reduction(op, of_whole, gradient_predivide_factor, checks, name, process_set)
+    of_all_ranks = _reduction_of_arguments(op, name, process_set)
     wrapped: Any = optimizer
     if not callable(getattr(wrapped, "update", None)) or not hasattr(wrapped, "_replace"):
         raise TypeError(
@@ -89,11 +98,15 @@ def distribute(
     require_passes(backward_passes_per_step)
 
     def update(updates: Any, state: Any, params: Any = None, *, weight: Any = None, **extra: Any) -> Any:
-        return wrapped.update(reduce(updates, weight), state, params, **extra)
+        averages = reduce(updates, weight)
+        extra = of_all_ranks(extra, updates, averages, weight)
+        if process_set.included():
+            averages = compared(averages, {"state": state, "params": params}, name, process_set)
+        return wrapped.update(averages, state, params, **extra)
 
     distributed = _taking_weight(wrapped)._replace(update=update)
     if isinstance(compression, PowerSGD):
-        distributed = _with_power_sgd(wrapped, compression, op, reduce, nan_check, name, process_set)
+        distributed = _with_power_sgd(wrapped, compression, op, reduce, of_all_ranks, nan_check, name, process_set)
     if backward_passes_per_step > 1:
         import optax
 
@@ -103,11 +116,67 @@ def distribute(
     return whole
 
 
+def _reduction_of_arguments(op: ReduceOp, name: str, process_set: ProcessSet) -> Callable[..., dict[str, Any]]:
+    """Returns the function that makes arguments of an optimizer's `update` those of all ranks.
+
+    A line search that saw the loss of this rank alone would take another step than those of the other ranks.
+    """
+    op_of_losses = Sum if op == Sum else Average  # as one process would add up, or average, its losses
+
+    def reduced(x: Any, part: str, weight: Any) -> Any:
+        floats = jax.tree.map(lambda leaf: leaf if _is_inexact(leaf) else jnp.asarray(leaf, float), x)
+        return allreduce(floats, op_of_losses, f"{name}.{part}", process_set=process_set, weight=weight)
+
+    def of_function(function: Callable[..., Any], part: str, weight: Any) -> Callable[..., Any]:
+        @functools.wraps(function)  # optax reads the names of its arguments
+        def of_all(params: Any, *args: Any, **kwargs: Any) -> Any:
+            # The gradient by the parameters that all ranks have is that of all ranks.
+            return reduced(function(_replicated(params, f"{name}.{part}", process_set), *args, **kwargs), part, weight)
+
+        return of_all
+
+    def of_all_ranks(extra: dict[str, Any], gradients: Any, averages: Any, weight: Any) -> dict[str, Any]:
+        if not process_set.included():
+            return extra
+        known = {part: extra[part] for part in _OF_ONE_RANK if extra.get(part) is not None}
+        for part, given in known.items():
+            if callable(given):
+                known[part] = of_function(given, part, weight)
+            else:
+                known[part] = averages if _is_same(given, gradients) else reduced(given, part, weight)
+        return {**extra, **known}
+
+    return of_all_ranks
+
+
+# What optimizers of optax take that a rank computes from its own data.
+_OF_ONE_RANK = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
+
+
+def _is_inexact(leaf: Any) -> bool:
+    return isinstance(leaf, float) or (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    leaves, others = jax.tree.leaves(one), jax.tree.leaves(other)
+    return len(leaves) == len(others) and all(a is b for a, b in zip(leaves, others, strict=True))
+
+
+def _replicated(params: Any, name: str, process_set: ProcessSet) -> Any:
+    tree = Tree.of(params)
+    if not tree.leaves:
+        return params
+    leaves = [jnp.asarray(leaf) for leaf in tree.leaves]
+    names = Names(f"{name}.params", call_place(), tree.paths)
+    return tree.with_leaves(replicated_p.bind(*leaves, names=names, how=How(process_set)))
+
+
 def _with_power_sgd(
     wrapped: Any,
     compression: PowerSGD,
     op: ReduceOp,
     reduce: Callable[..., Any],
+    of_all_ranks: Callable[..., dict[str, Any]],
     nan_check: bool,
     name: str,
     process_set: ProcessSet,
@@ -125,6 +194,10 @@ def _with_power_sgd(
         averages, kept = power_sgd.reduce(updates, state.power_sgd, weight)
         if nan_check and process_set.included():
             averages = _checked(updates, weight, averages, name, process_set)
+        extra = of_all_ranks(extra, updates, averages, weight)
+        if process_set.included():
+            replicated = {"factors": state.power_sgd.factors, "state": state.inner, "params": params}
+            averages = compared(averages, replicated, name, process_set)
         changes, inner = wrapped.update(averages, state.inner, params, **extra)
         return changes, PowerSGDState(inner, kept)
 
@@ -163,7 +236,9 @@ def value_and_grad(
             `lambda params, batch: len(batch)`. With mean losses the gradients are then those of the mean over the
             samples of all ranks.
     """
-    reduce = _reduction(op, compression, 1.0, False, prefix, process_set)
+    require_process_set(process_set, "gradients")
+    name = prefix or _next_prefix(process_set)
+    reduce = _reduction(op, compression, 1.0, False, name, process_set)
     if weight is not None and op != Average:
         require_weight(0, op, "gradients")
     of_rank = jax.value_and_grad(fun, argnums, has_aux)
@@ -171,7 +246,11 @@ def value_and_grad(
     def value_and_averages(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         own = weight(*args, **kwargs) if callable(weight) else weight
         value, gradients = of_rank(*args, **kwargs)
-        return value, reduce(gradients, own)
+        averages = reduce(gradients, own)
+        if process_set.included():
+            by = args[argnums] if isinstance(argnums, int) else [args[number] for number in argnums]
+            averages = compared(averages, {"params": by}, name, process_set)
+        return value, averages
 
     return value_and_averages
 
@@ -203,17 +282,15 @@ def _reduction(
     compression: AnyCompressor,
     predivide: float,
     nan_check: bool,
-    prefix: str | None,
+    name: str,
     process_set: ProcessSet,
 ) -> Callable[..., Any]:
     """Returns the function that averages the gradients of one optimizer, by weight if it gets one."""
     require_op(op)
     require_compressor(compression)
-    require_process_set(process_set, "gradients")
     predivide = require_predivide_factor(predivide)
     if predivide != 1 and op != Average:
         raise ValueError("gradient_predivide_factor splits the division of an average, so it needs op=Average")
-    name = prefix or _next_prefix(process_set)
 
     def reduce(gradients: Any, weight: Any = None) -> Any:
         if not process_set.included():
