@@ -57,8 +57,20 @@ def assign_host(target: Any, values: Any) -> None:
 
 
 def returned(array: Any, like: Any) -> jax.Array:
-    result: jax.Array = jax.device_put(array, next(iter(like.devices())))
+    result: jax.Array = jax.device_put(array, _place_for(np.shape(array), like))
     return result
+
+
+def _place_for(shape: tuple[int, ...], like: Any) -> Any:
+    """Returns the device or the sharding of an array, for one that may have another shape."""
+    devices = sorted(like.sharding.addressable_devices, key=lambda device: device.id)
+    if len(devices) == 1 or not like.is_fully_addressable:
+        return devices[0]
+    try:
+        like.sharding.shard_shape(shape)
+    except ValueError:  # it cannot be split evenly, or has fewer dimensions
+        return devices[0]
+    return like.sharding
 
 
 def is_finite(array: Any) -> bool:
@@ -88,12 +100,15 @@ def on_host(array: Any) -> Any:
         raise TypeError(
             "this array has no values yet, since it is traced, as by jit or grad: use the operations of ringtrain.jax"
         )
-    if len(array.devices()) > 1:
-        raise ValueError(
-            f"this array is on {len(array.devices())} devices of this rank: sum over them first, or start one rank "
-            "for each device"
-        )
-    return np.asarray(array)
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    if array.is_fully_replicated:
+        return np.asarray(array.addressable_data(0))
+    raise ValueError(
+        f"this array has parts on {len(array.sharding.device_set)} devices, also of other ranks, as those of JAX's own "
+        "sharding. Compute over the ranks inside of jit there, as by jnp.mean, or take this rank's own part: "
+        "array.addressable_data(0)"
+    )
 
 
 def in_host_memory(array: Any) -> Any:
@@ -101,7 +116,7 @@ def in_host_memory(array: Any) -> Any:
 
 
 def at_place_of(array: Any, like: Any) -> Any:
-    return jax.device_put(array, next(iter(like.devices())))
+    return jax.device_put(array, _place_for(np.shape(array), like))
 
 
 def on_device(array: Any, device: Any) -> Any:

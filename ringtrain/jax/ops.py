@@ -49,7 +49,7 @@ from ringtrain.jax.primitives import (
     broadcast_p,
     reducescatter_p,
 )
-from ringtrain.jax.trees import Carried, Tree, carried
+from ringtrain.jax.trees import Carried, Tree, carried, is_key
 from ringtrain.ops import Average, Sum
 
 Arrays = TypeVar("Arrays")
@@ -197,7 +197,7 @@ def reducescatter(
         require_reducible(op, leaf.array.dtype.name, leaf.array.dtype, "reducescatter")
         if weight is not None:
             require_weighable(leaf.array.dtype.name, leaf.array.dtype, "reducescatter")
-        require_scatterable(op, leaf.array.ndim, "reducescatter")
+        require_scatterable(op, leaf.ndim, "reducescatter")
         if _is_traced(leaf) and leaf.array.shape[0] % how.size:
             raise ValueError(
                 f"reducescatter: inside jit {leaf.array.shape[0]} rows cannot be split over {how.size} ranks: the "
@@ -218,7 +218,7 @@ def allgather(x: Arrays, name: str | None = None, process_set: ProcessSet = glob
     """
     tree = Tree.of(x)
     how = How(_checked(process_set, name, "allgather"))
-    leaves = [_with_rows(carried(leaf, "allgather", True)) for leaf in tree.leaves]
+    leaves = [carried(_with_rows(leaf), "allgather", True, is_moved=True) for leaf in tree.leaves]
     return _as(x, _bound(allgather_p, tree, leaves, name, how))
 
 
@@ -240,7 +240,7 @@ def broadcast(
     tree = Tree.of(x)
     checked = _checked(process_set, name, "broadcast")
     how = How(checked, root=require_root(root_rank, checked, "broadcast"))
-    leaves = [carried(leaf, "broadcast", True) for leaf in tree.leaves]
+    leaves = [carried(leaf, "broadcast", True, is_moved=True) for leaf in tree.leaves]
     return _as(x, _bound(broadcast_p, tree, leaves, name, how))
 
 
@@ -270,7 +270,7 @@ def alltoall(
     """
     tree = Tree.of(x)
     checked = _checked(process_set, name, "alltoall")
-    leaves = [_with_rows(carried(leaf, "alltoall", True)) for leaf in tree.leaves]
+    leaves = [carried(_with_rows(leaf), "alltoall", True, is_moved=True) for leaf in tree.leaves]
     if splits is not None and received_splits is None:
         return _alltoall_at_once(tree, leaves, splits, name, checked)
     if splits is None and received_splits is not None:
@@ -348,8 +348,10 @@ def _op_of(op: ReduceOp | None, title: str) -> ReduceOp:
     )
 
 
-def _with_rows(leaf: Carried) -> Carried:
-    return leaf._replace(array=leaf.array.reshape(1)) if leaf.array.ndim == 0 else leaf
+def _with_rows(leaf: Any) -> Any:
+    """A number, or a key of a random generator, as a row."""
+    is_number = isinstance(leaf, (bool, int, float, complex)) or (hasattr(leaf, "dtype") and np.ndim(leaf) == 0)
+    return leaf if not is_number else (leaf if is_key(leaf) else jnp.asarray(leaf)).reshape(1)
 
 
 def _is_traced(leaf: Carried) -> bool:

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.lax import lax  # the only place where JAX makes arrays with a weak type
 
 import ringtrain._core as _core
+from ringtrain.arrays import jax as of_jax
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.ops import objects
 from ringtrain.training import replicas
@@ -51,10 +53,14 @@ def _text(key: Any) -> str:
 
 
 class Carried(NamedTuple):
-    """An array to send, and the function that makes the received one an array of its kind."""
+    """An array to send, and the function that makes the received one an array of its kind.
+
+    `ndim`: of what the script has given.
+    """
 
     array: Any
     back: Callable[[Any], Any]
+    ndim: int
 
 
 def is_key(array: Any) -> bool:
@@ -62,13 +68,14 @@ def is_key(array: Any) -> bool:
     return hasattr(array, "dtype") and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def carried(value: Any, title: str, takes_keys: bool) -> Carried:
+def carried(value: Any, title: str, takes_keys: bool, is_moved: bool = False) -> Carried:
     """As an array that the core can send.
 
     Args:
         value: an array, maybe a traced one, or a number.
         title: of the operation, for errors.
         takes_keys: whether keys of random generators can be sent: by Sum, and by operations that only move elements.
+        is_moved: the operation only moves elements, so it takes those of one byte of any dtype.
 
     Raises:
         TypeError: nothing that can be sent.
@@ -78,14 +85,35 @@ def carried(value: Any, title: str, takes_keys: bool) -> Carried:
             raise TypeError(f"{title}: keys of a random generator can be sent, but not averaged or compared")
         kind = jax.random.key_impl(value)
         data = carried(jax.random.key_data(value), title, True)
-        return Carried(data.array, lambda result: jax.random.wrap_key_data(data.back(result), impl=kind))
+        return Carried(data.array, lambda result: jax.random.wrap_key_data(data.back(result), impl=kind), value.ndim)
     if not (hasattr(value, "dtype") or isinstance(value, (bool, int, float, complex))):
         raise TypeError(f"{title}: a {type(value).__qualname__} is not an array; send it with broadcast_object")
     array = jnp.asarray(value)
     name = array.dtype.name
     if name in _core.DTYPES or name in _COMPLEX:
-        return Carried(array, lambda result: result)
+        return Carried(array, as_weak if is_weak(array) else lambda result: result, array.ndim)
+    if is_moved and jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize == 1 and _bits_of(array) == 8:
+        dtype = array.dtype
+        bits = jax.lax.bitcast_convert_type(array, jnp.uint8)
+        return Carried(bits, lambda result: jax.lax.bitcast_convert_type(result, dtype), array.ndim)
+    if is_moved and _bits_of(array) < 8:  # exact in the wider one
+        dtype, wide = array.dtype, jnp.float32 if jnp.issubdtype(array.dtype, jnp.floating) else jnp.int8
+        return Carried(array.astype(wide), lambda result: result.astype(dtype), array.ndim)
     raise TypeError(f"{title}: ringtrain cannot send {name}; convert it to one of {', '.join(_core.DTYPES)}")
+
+
+def _bits_of(array: Any) -> int:
+    kind = jnp.finfo if jnp.issubdtype(array.dtype, jnp.floating) else jnp.iinfo
+    return int(kind(array.dtype).bits) if jnp.issubdtype(array.dtype, jnp.number) else 8
+
+
+def is_weak(array: Any) -> bool:
+    """Whether it takes the dtype of what it is combined with, as Python's numbers do."""
+    return bool(getattr(array, "weak_type", False))
+
+
+def as_weak(array: Any) -> Any:
+    return lax._convert_element_type(array, weak_type=True)
 
 
 # --- the same parameters on every rank --------------------------------------------------------------------------------
@@ -145,25 +173,35 @@ def check_replicas(params: Any, process_set: ProcessSet = global_process_set) ->
 
 
 def on_host(leaf: Any, path: str) -> np.ndarray[Any, Any]:
-    """A copy of a leaf that can be written to. Raises TypeError for anything else."""
+    """A copy of a leaf that can be written to, of bytes where the core does not know the dtype.
+
+    Raises:
+        TypeError: of anything else.
+        ValueError: other ranks have parts of the array.
+    """
     values = jax.random.key_data(leaf) if is_key(leaf) else leaf
     if not (hasattr(values, "dtype") or isinstance(values, (bool, int, float, complex))):
         raise TypeError(
             f'params["{path.removeprefix(".")}"] is {type(leaf).__name__}, no array: send it with broadcast_object'
         )
-    return np.array(values, order="C", subok=True)  # a masked array stays one, and is refused
+    array = np.array(of_jax.on_host(values), order="C", subok=True)  # a masked array stays one, and is refused
+    return array.view(np.uint8) if _is_only_moved(array.dtype) else array
+
+
+def _is_only_moved(dtype: Any) -> bool:
+    """Whether it is one of those that the core cannot reduce, such as float8."""
+    return dtype.itemsize == 1 and dtype.name not in _core.DTYPES and jnp.issubdtype(dtype, jnp.number)
 
 
 def as_leaf(array: np.ndarray[Any, Any], like: Any) -> Any:
     """Makes a leaf again of the result of `on_host`, in the place of the old one."""
     if is_key(like):
-        data = jax.device_put(array, next(iter(like.sharding.device_set)))
+        data = of_jax.returned(array, jax.random.key_data(like))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
     if not hasattr(like, "dtype"):
         return type(like)(array.item())
+    if _is_only_moved(like.dtype):
+        array = array.view(like.dtype)
     if isinstance(like, jax.Array):
-        if like.weak_type:  # without that, the next sum with bfloat16 would be float32
-            zeros = jnp.full(array.shape, array.dtype.type(0).item())
-            return jax.device_put(zeros.at[...].set(array), like.sharding)
-        return jax.device_put(array, like.sharding)
+        return of_jax.returned(as_weak(jnp.asarray(array)) if is_weak(like) else array, like)
     return array if isinstance(like, np.ndarray) else array[()]

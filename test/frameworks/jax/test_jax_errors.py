@@ -133,27 +133,33 @@ def test_a_failed_program_waits_for_what_else_it_has_started_however_late_the_ot
 
 
 @pytest.mark.ranks(2)
-def test_arrays_on_several_devices_of_a_rank_are_refused():
+def test_arrays_on_several_devices_of_a_rank_are_taken_outside_of_programs():
     code = """
-import jax, numpy as np, ringtrain.jax as hvd
+import jax, numpy as np, optax, ringtrain, ringtrain.jax as hvd
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 hvd.init()
 mesh = Mesh(np.array(jax.devices()), ("local",))
-x = jax.device_put(np.ones(4), NamedSharding(mesh, PartitionSpec("local")))
-for call in (jax.jit(hvd.allreduce), hvd.allreduce):
-    try:
-        call(x)
-    except ValueError as error:
-        print(str(error).partition(":")[0])
+for spec in (("local",), ()):
+    x = jax.device_put(np.arange(4.0, dtype=np.float32), NamedSharding(mesh, PartitionSpec(*spec)))
+    reduced = [hvd.allreduce(x), hvd.grouped_allreduce([x])[0], ringtrain.allreduce(x), hvd.broadcast(x, 0)]
+    moved = [hvd.allgather(x), hvd.alltoall(x), hvd.reducescatter(x), hvd.broadcast_parameters({"x": x})["x"]]
+    transformation = hvd.distribute(optax.sgd(1.0))
+    updated = -transformation.update(x, transformation.init(x), x)[0]
+    for result in (*reduced, *moved, updated):
+        assert np.array_equal(result, x) and result.sharding == x.sharding, (result, result.sharding)
+    hvd.check_replicas({"x": x})
+    assert hvd.allgather(x[:3]).shape == (3,) and hvd.allreduce(x.sum()) == 6
+try:
+    jax.jit(hvd.allreduce)(x)
+except ValueError as error:
+    print(str(error).partition(":")[0])
 """
     if hvd.rank() == 0:
         environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
         environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-        assert done.stdout.splitlines() == [
-            "an operation over the ranks inside a program for 2 devices of this rank",
-            "this array is on 2 devices of this rank",
-        ], done.stdout + done.stderr
+        refusal = "an operation over the ranks inside a program for 2 devices of this rank"
+        assert done.stdout.splitlines() == [refusal], done.stdout + done.stderr
     hvd.barrier()
 
 
