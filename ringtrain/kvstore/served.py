@@ -28,6 +28,7 @@ from ringtrain.kvstore.updaters import BuiltInUpdater, LocalUpdater, SentUpdater
 from ringtrain.record.logger import logger
 
 _LOOK_S = 0.2
+_ASK_S = 2.0  # how often a long wait asks whether all workers have agreed on its keys
 
 
 class WaitLimits(NamedTuple):
@@ -42,12 +43,24 @@ class WaitLimits(NamedTuple):
 
 
 class Request:
-    """A request to servers, which read or write `arrays` until it has ended."""
+    """A request to servers, which read or write `arrays` until it has ended.
 
-    __slots__ = ("_arrays", "_core", "_counts", "_limits")
+    Args:
+        require_agreed: called in a long wait; it raises if the request will never end.
+    """
 
-    def __init__(self, core: _core.StoreHandle, arrays: Any, limits: WaitLimits, counts: Counts) -> None:
+    __slots__ = ("_arrays", "_core", "_counts", "_limits", "_require_agreed")
+
+    def __init__(
+        self,
+        core: _core.StoreHandle,
+        arrays: Any,
+        limits: WaitLimits,
+        counts: Counts,
+        require_agreed: Callable[[], None],
+    ) -> None:
         self._core = core
+        self._require_agreed = require_agreed
         self._arrays = arrays
         self._limits = limits
         self._counts = counts
@@ -77,10 +90,14 @@ class Request:
         """Waits, and returns to Python regularly, so that it handles signals."""
         began_s = time.monotonic()
         warn_s = began_s + self._limits.warning_s
+        ask_s = began_s
         while not self._core.wait(_LOOK_S):
             waited_s = time.monotonic() - began_s
             if self._limits.ended:
                 self._require_pushes()
+            if time.monotonic() > ask_s:
+                self._require_agreed()
+                ask_s = time.monotonic() + _ASK_S
             if time.monotonic() > warn_s:
                 logger.warning(f"a store has waited {waited_s:.0f} s: {self._core.missing()}")
                 warn_s = float("inf")
@@ -158,7 +175,7 @@ class ServedBackend(Backend):
         with KeepsArrays(self._client, totals):
             core = self._client.push(self._number, ids, views, rates, priority, copies, *self._codes())
         self._worker.counts.pushed(totals)
-        request = self._keep(entries, self._handle(core, None if copies else totals))
+        request = self._keep(entries, self._handle(core, None if copies else totals, entries))
         if self._calls_script():
             each(groups, lambda entry, _: self.finish(entry))
         return [request]
@@ -173,7 +190,7 @@ class ServedBackend(Backend):
         with KeepsArrays(self._client, targets):
             core = self._client.pull(self._number, [entry.id for entry in entries], views, priority)
         self._worker.counts.pulled(targets)
-        self._wait_for(core, targets)
+        self._wait_for(core, targets, entries)
         _hand_out(targets, [outs for _, outs in groups])
 
     def pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
@@ -192,7 +209,7 @@ class ServedBackend(Backend):
             core = self._client.push_pull(self._number, ids, values, views, rates, priority, *self._codes())
         self._worker.counts.pushed(totals)
         self._worker.counts.pulled(targets)
-        self._wait_for(core, (totals, targets))
+        self._wait_for(core, (totals, targets), entries)
         _hand_out(targets, [outs for _, outs in wanted])
 
     def finish(self, entry: Entry) -> None:
@@ -220,7 +237,7 @@ class ServedBackend(Backend):
         with KeepsArrays(self._client, total):
             core = self._client.push_rows(self._number, served.id, *views, rates, priority, copies=False)
         self._worker.counts.pushed([total.rows])
-        return [self._keep([served], self._handle(core, total))]
+        return [self._keep([served], self._handle(core, total, [served]))]
 
     def pull_rows(self, entry: Entry, numbers: Array, priority: int) -> Array:
         if self._calls_script():
@@ -231,7 +248,7 @@ class ServedBackend(Backend):
         self._worker.counts.pulled([rows])
         with KeepsArrays(self._client, (numbers, rows)):
             core = self._client.pull_rows(self._number, served.id, *views, priority)
-        self._wait_for(core, (numbers, rows))
+        self._wait_for(core, (numbers, rows), [served])
         return rows
 
     # ---------------------------------------------------------------------------------------------------- totals
@@ -272,8 +289,11 @@ class ServedBackend(Backend):
             entry.num_update += 1
         return rates
 
-    def _handle(self, core: _core.StoreHandle, arrays: Any) -> Request:
-        return Request(core, arrays, self._limits, self._worker.counts)
+    def _handle(self, core: _core.StoreHandle, arrays: Any, entries: Sequence[Entry]) -> Request:
+        def require_agreed() -> None:
+            self._keys.require_agreed({entry.name for entry in entries})
+
+        return Request(core, arrays, self._limits, self._worker.counts, require_agreed)
 
     def _keep(self, entries: Sequence[ServedEntry], request: Request) -> Request:
         for entry in entries:
@@ -283,8 +303,8 @@ class ServedBackend(Backend):
         self._pending.append(request)
         return request
 
-    def _wait_for(self, core: _core.StoreHandle, arrays: Any) -> None:
-        request = self._handle(core, arrays)
+    def _wait_for(self, core: _core.StoreHandle, arrays: Any, entries: Sequence[Entry]) -> None:
+        request = self._handle(core, arrays, entries)
         self._pending.append(request)  # if the wait is interrupted, servers still write to the arrays
         request.wait()
         self._pending.remove(request)
@@ -300,7 +320,7 @@ class ServedBackend(Backend):
         with KeepsArrays(self._client, array):
             core = self._client.pull(self._number, [entry.id], [numpy_adapter.view(array)], 0)
         self._worker.counts.pulled([array])
-        self._wait_for(core, array)
+        self._wait_for(core, array, [entry])
 
     def write(self, entry: ServedEntry, array: Any) -> None:
         with KeepsArrays(self._client, array):

@@ -266,16 +266,41 @@ def test_a_mistake_is_told_on_its_line_and_changes_nothing(tmp_path):
         assert all("good" in said for said in run(one, 1, [MISTAKES] * 2))
 
 
-def test_a_key_of_another_shape_is_told(tmp_path):
+@pytest.mark.parametrize("what", ["shape", "dtype"])
+def test_a_key_of_another_shape_or_dtype_is_told_to_all_workers(tmp_path, what):
+    program = f"""
+kv = kvstore.create("dist_sync")
+kv.init("a", np.zeros(3, np.float32))
+is_odd = kv.rank == 1
+value = np.zeros(4 if is_odd and {what == "shape"} else 3, np.float64 if is_odd and {what == "dtype"} else np.float32)
+try:
+    kv.init("b", value)
+    kv.push("b", value)
+    kv.pull("b")
+except hvd.MismatchError as error:
+    print(error)
+kv.push("a", np.ones(3, np.float32))
+assert (kv.pull("a") == 2).all()
+"""
+    odd = {"shape": "float32[4]", "dtype": "float64[3]"}[what]
+    with job(tmp_path, 2, 1) as one:
+        for said in run(one, 1, [program] * 2):
+            assert f'key "b" is float32[3] on worker 0, but {odd} on worker 1' in said
+
+
+def test_a_dtype_that_servers_cannot_hold_is_told_to_all_workers(tmp_path):
     program = """
 kv = kvstore.create("dist_sync")
 try:
-    kv.init("b", np.zeros(3 + kv.rank, np.float32))
-except hvd.MismatchError as error:
+    kv.init(["a", "b"], [np.zeros(3, np.float32), np.zeros(3, np.complex64 if ODD is None or kv.rank == ODD else "f4")])
+except TypeError as error:
     print(error)
 """
-    with job(tmp_path, 2, 1) as one:
-        assert 'key "b" is float32[3] on worker 0, but float32[4] on worker 1' in run(one, 1, [program] * 2)[1]
+    for number, odd in enumerate((None, 0)):
+        (folder := tmp_path / str(number)).mkdir()
+        with job(folder, 2, 1) as one:
+            for said in run(one, 1, [f"ODD = {odd}\n{program}"] * 2):
+                assert 'key "b" is complex64, but servers hold' in said
 
 
 def test_a_key_that_worker_0_does_not_have_is_told(tmp_path):

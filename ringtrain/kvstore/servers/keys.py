@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import MismatchError
-from ringtrain.kvstore.servers.membership import KEY
+from ringtrain.kvstore.servers.membership import KEY, MEMORY
 from ringtrain.kvstore.servers.python_updates import NUMBER
 from ringtrain.kvstore.servers.worker import KeepsArrays, Worker
 
@@ -64,6 +64,8 @@ class KeyPlacement:
 Pieces = list[tuple[int, int, int]]
 # Entries of a store beside its keys.
 _RULE, _NEXT = "rule", "next"
+# The prefix of the entry, by store, that names a key of which a worker has given another shape or dtype than worker 0.
+_MISMATCH = "mismatch/"
 
 
 class Known(NamedTuple):
@@ -94,6 +96,7 @@ class KeyTable:
 
         Raises:
             MismatchError: worker 0 gives another shape or dtype.
+            TypeError: worker 0 gives a dtype that servers cannot hold.
             StalledError: worker 0 does not give a key a value in time.
             PeerLostError: worker 0, a server or the scheduler is lost.
         """
@@ -103,8 +106,12 @@ class KeyTable:
         new = {name: wanted[name] for name in names if found.get(name) is None}
         is_first = self._worker.number == 0
         if new and is_first:
+            self._require_dtypes(new)
             self._create(new, has_ints=isinstance(next(iter(arrays)), int))
         known = self._find(names, 1)
+        for entry in known.values():
+            if "error" in entry:
+                raise TypeError(entry["error"])
         self._attach({name: known[name] for name in names if not is_first or name not in new}, wanted)
         return [Known(known[name]["id"], known[name]["version"]) for name in names]
 
@@ -131,6 +138,26 @@ class KeyTable:
     def publish_rule(self) -> None:
         self._rule_version += 1
         self._worker.scheduler_client.publish(self._store, {_RULE: {"version": self._rule_version}})
+
+    def require_agreed(self, names: Collection[str]) -> None:
+        """Raises MismatchError if a worker has refused one of these keys: it will not push it."""
+        label = f"{_MISMATCH}{self._store}"
+        found = self._worker.scheduler_client.find(MEMORY, {label: 0}, 0)[label]
+        if found is not None and found["key"] in names:
+            raise MismatchError(found["text"])
+
+    def _require_dtypes(self, arrays: Mapping[str, Any]) -> None:
+        """Raises TypeError, also on the workers that wait for these keys, if servers cannot hold a dtype."""
+        for name, array in arrays.items():
+            dtype = adapter_for(array).dtype_name(array)
+            if dtype in _core.DTYPES:
+                continue
+            text = (
+                f'key "{name}" is {dtype}, but servers hold {", ".join(_core.DTYPES)}; push real and imaginary parts '
+                "as two keys, or use a store without servers"
+            )
+            self._publish({waiting: {"version": 1, "error": text} for waiting in arrays})
+            raise TypeError(text)
 
     def _create(self, arrays: Mapping[str, Any], has_ints: bool) -> None:
         if self._worker.is_recovery:
@@ -164,10 +191,13 @@ class KeyTable:
             array = arrays[name]
             own = adapter_for(array).dtype_name(array), list(array.shape)
             if own != (entry["dtype"], entry["shape"]):
-                raise MismatchError(
+                text = (
                     f'key "{name}" is {entry["dtype"]}{entry["shape"]} on worker 0, but {own[0]}{own[1]} on worker '
                     f"{self._worker.number}; give all workers the same shape and dtype"
                 )
+                told = {"version": 1, "key": name, "text": text}
+                self._worker.scheduler_client.publish(MEMORY, {f"{_MISMATCH}{self._store}": told})
+                raise MismatchError(text)
         if entries:
             self._worker.client.attach_keys(self._store, self._core_keys(entries))
             self._worker.publish_memory()
