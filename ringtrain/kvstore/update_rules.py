@@ -89,8 +89,12 @@ def is_of_optim(optimizer: Any) -> bool:
 
 
 def is_of_mxnet(optimizer: Any) -> bool:
-    """Whether it is an optimizer of MXNet, which is not imported to find out."""
-    return type(optimizer).__module__.partition(".")[0] == "mxnet"
+    """Whether it is an optimizer of MXNet or of a class derived from one. MXNet is not imported to find out."""
+    return any(map(_is_class_of_mxnet, type(optimizer).__mro__))
+
+
+def _is_class_of_mxnet(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "mxnet"
 
 
 def from_optim(optimizer: optim.Optimizer) -> Recipe:
@@ -116,14 +120,17 @@ def from_mxnet(optimizer: Any) -> Recipe:
     """Returns the recipe of an optimizer of MXNet, by the name of its class and its public attributes.
 
     Raises:
-        TypeError: the store does not know its class.
+        TypeError: the store does not know its class. A derived class may compute something else.
         ValueError: the store does not know one of its attributes.
     """
-    name = type(optimizer).__name__.lower()
-    if name not in _MXNET:
+    kind = type(optimizer)
+    name = kind.__name__.lower()
+    if name not in _MXNET or not _is_class_of_mxnet(kind):
+        whose = "MXNet's" if _is_class_of_mxnet(kind) else "the optimizer of MXNet"
         raise TypeError(
-            f"the store cannot run MXNet's {type(optimizer).__name__}; it knows {', '.join(_MXNET)}, and any object "
-            "with create_state and update that works on the arrays of the store"
+            f"the store cannot run {whose} {kind.__name__}; it knows {', '.join(_MXNET)}, and any object with "
+            "create_state and update that works on the arrays of the store; a store that mx.kv.create makes after "
+            "ringtrain.mxnet.replace_kvstore() runs all of MXNet"
         )
     attributes = {key: value for key, value in vars(optimizer).items() if not key.startswith("_")}
     given = {_ARGUMENT_OF.get(key, key): value for key, value in attributes.items() if key not in _NOT_OF_THE_UPDATE}

@@ -15,6 +15,9 @@ stores      for MXNet's Trainer, Module and mx.kv
 import inspect
 import typing
 
+import ringtrain.kvstore as _kvstore  # noqa: F401  a server stays in here, and loads optimizers that import this package
+
+# isort: split
 from ringtrain.mxnet import library as library  # before anything that imports MXNet
 
 # isort: split

@@ -41,6 +41,7 @@ class Store(KVStoreBase):  # type: ignore[misc]
     def __init__(self) -> None:
         self._store = kvstore.create(_KINDS.get(self.name, self.name))
         self._updater: Any = None
+        self._rate: float | None = None
 
     @raises_mxnet_errors
     def init(self, key: Any, value: Any) -> None:
@@ -48,6 +49,7 @@ class Store(KVStoreBase):  # type: ignore[misc]
 
     @raises_mxnet_errors
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        self._follow()
         self._store.push(key, _read(value), priority)
 
     @raises_mxnet_errors
@@ -71,6 +73,7 @@ class Store(KVStoreBase):  # type: ignore[misc]
 
     @raises_mxnet_errors
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        self._follow()
         self._store.pushpull(key, _read(value), None if out is None else _written(out), priority)
 
     @raises_mxnet_errors
@@ -100,6 +103,15 @@ class Store(KVStoreBase):  # type: ignore[misc]
         except TypeError:  # one whose formula only MXNet has
             self._store.set_optimizer(_OptimizerOfNDArrays(optimizer))
         self._updater = _Updater(optimizer)
+        self._rate = _rate_of(optimizer)
+
+    def _follow(self) -> None:
+        """Takes over a learning rate that the script has set since, such as by Trainer.set_learning_rate."""
+        if self._updater is None or (rate := _rate_of(self._updater.optimizer)) == self._rate:
+            return
+        self._rate = rate
+        if self._store.is_capable(KVStoreBase.OPTIMIZER):
+            self._store.update_optimizer(learning_rate=rate)
 
     @raises_mxnet_errors
     def _set_updater(self, updater: Callable[[Any, Any, Any], object]) -> None:
@@ -229,11 +241,26 @@ class _Updater:
         self.optimizer = optimizer
 
 
+def _rate_of(optimizer: Any) -> float | None:
+    """Returns the learning rate; None where a schedule decides it."""
+    return None if optimizer.lr_scheduler is not None else float(optimizer.lr)
+
+
 class _OptimizerOfNDArrays:
-    """An optimizer of MXNet for the arrays of a store, which are NumPy's."""
+    """An optimizer of MXNet, or of a class of the script, for the arrays of a store, which are NumPy's."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
+        kind = type(optimizer)
+        self.description = f"{kind.__qualname__} {numbers_of(optimizer)}"  # which workers compare
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self._optimizer.learning_rate)
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self._optimizer.set_learning_rate(rate)
 
     def create_state(self, key: str, weight: Any) -> Any:
         return self._optimizer.create_state(_index(key), _ndarray(weight))
@@ -242,6 +269,12 @@ class _OptimizerOfNDArrays:
         value = _ndarray(weight)
         self._optimizer.update(_index(key), value, _ndarray(grad), state)
         weight[...] = value.asnumpy()
+
+
+def numbers_of(optimizer: Any) -> dict[str, float]:
+    """Returns the public numbers of an optimizer of MXNet, but not how often it was called."""
+    numbers = {name: value for name, value in vars(optimizer).items() if isinstance(value, (int, float))}
+    return {name: value for name, value in numbers.items() if not name.startswith("_") and name != "num_update"}
 
 
 def _index(key: str) -> int | str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 import ringtrain._core as _core
+from ringtrain.kvstore.servers.roles import ROLE_VARIABLE
 from ringtrain.pickling import pickler
 
 # The number of the command that sends an optimizer, as in MXNet.
@@ -62,6 +64,16 @@ def words_of_change(store: int, numbers: dict[str, Any]) -> str:
     return json.dumps({"store": store, "numbers": numbers})
 
 
+def _loaded(data: bytes) -> Any:
+    """Loads a pickle, without the variable by which MXNet, if that imports it, would take itself for a server."""
+    role = os.environ.pop(ROLE_VARIABLE, None)
+    try:
+        return pickle.loads(data)
+    finally:
+        if role is not None:
+            os.environ[ROLE_VARIABLE] = role
+
+
 class PythonUpdates:
     """Runs on the main thread of a server.
 
@@ -88,7 +100,7 @@ class PythonUpdates:
         said = json.loads(words)
         store = int(said["store"])
         if "pickle" in said:
-            self._updaters[store] = pickle.loads(base64.b64decode(said["pickle"]))
+            self._updaters[store] = _loaded(base64.b64decode(said["pickle"]))
         else:
             self._updaters[store].change(**said["numbers"])
 
@@ -100,7 +112,7 @@ class PythonUpdates:
     def restore(self, saved: bytes) -> None:
         """Continues with the result of `saved`. Raises as `obey`."""
         self._require_allowed()
-        self._updaters = pickle.loads(saved)
+        self._updaters = _loaded(saved)
 
     def carry_out(self) -> None:
         """Updates with all gradients that have arrived, or waits a moment for some. Raises what an updater raises."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 WORKER, SERVER, SCHEDULER = "worker", "server", "scheduler"
 ROLES = (WORKER, SERVER, SCHEDULER)
+ROLE_VARIABLE = "DMLC_ROLE"
 
 
 class Role(NamedTuple):
@@ -32,7 +33,7 @@ def of_environment(environ: Mapping[str, str] = os.environ, name: str | None = N
     Raises:
         ValueError: a variable is missing, or is not a number or role.
     """
-    given = environ.get("DMLC_ROLE", "") if name is None else name
+    given = environ.get(ROLE_VARIABLE, "") if name is None else name
     if "DMLC_PS_ROOT_URI" not in environ:
         if not given:
             return None

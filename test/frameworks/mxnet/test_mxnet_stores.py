@@ -98,6 +98,53 @@ def test_an_optimizer_that_only_mxnet_has_updates():
     assert out.asnumpy().tolist() == [0.0, 0.0]
 
 
+class Heavy(mx.optimizer.Optimizer):
+    """An optimizer of the script, which MXNet does not have."""
+
+    def create_state(self, index, weight):
+        return mx.nd.zeros(weight.shape, weight.context, dtype=weight.dtype)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        state += grad
+        weight -= self._get_lr(index) * state
+
+
+class Half(mx.optimizer.SGD):
+    """One that changes an optimizer of MXNet."""
+
+    def update(self, index, weight, grad, state):
+        weight -= grad / 2
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("kind", "expected"), [(Heavy, -3.0), (Half, -2.0)])
+def test_an_optimizer_of_a_class_of_the_script_updates(kind, expected):
+    hvd.replace_kvstore()
+    kv = mx.kv.create("dist_sync")
+    kv.set_optimizer(kind(learning_rate=0.5))
+    kv.init(0, mx.nd.zeros((2,)))
+    out = mx.nd.zeros((2,))
+    for _ in range(2):
+        kv.push(0, mx.nd.ones((2,)))
+    kv.pull(0, out=out)
+    assert out.asnumpy().tolist() == [expected] * 2
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("optimizer", [mx.optimizer.SGD, Heavy])
+def test_a_learning_rate_that_a_trainer_changes_reaches_the_store(optimizer):
+    hvd.replace_kvstore()
+    net = gluon.nn.Dense(1, use_bias=False, in_units=2)
+    net.initialize(mx.init.Zero())
+    kv = mx.kv.create("dist_sync")
+    trainer = gluon.Trainer(net.collect_params(), optimizer(learning_rate=1.0), kvstore=kv)
+    step(net, trainer)
+    trainer.set_learning_rate(0.0)
+    step(net, trainer)
+    require_equal(net.weight.data().asnumpy(), np.full((1, 2), -2, np.float32))
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", ["dist_sync", "ringtrain"])
 def test_an_unmodified_trainer_does_what_one_process_does(name):
