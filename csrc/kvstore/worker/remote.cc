@@ -205,8 +205,9 @@ void Remote::begin(const RemoteFlightPtr& flight, size_t bytes) {
   if (own.cut) note_unsettled(own);
   tell(own.server, [flight](RemoteServer& there) {
     const auto error = error_of([&] { there.add(flight); });
-    const auto done = error ? std::exchange(flight->operation.done, nullptr) : nullptr;
-    if (done) done(error, 0);
+    if (!error) return;
+    flight->error = error;
+    flight->end();
   });
 }
 

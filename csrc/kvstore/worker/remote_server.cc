@@ -308,7 +308,7 @@ void RemoteServer::add(RemoteFlightPtr flight) {
   if (cut) flight->error = cut->error();
   if (lost_) flight->error = *lost_;
   if (cut && lost_) cut->note_lost(number_, *lost_);
-  if (flight->error || flight->legs() == 0) return finish(flight);
+  if (flight->error || flight->legs() == 0) return flight->end();
   stores_.insert(operation.store);
   if (operation.said <= Said::push_pull) begin_piece(operation);
   if (is_change(operation.said)) flight->operation.push = ++changes_;
@@ -478,7 +478,7 @@ void RemoteServer::answer(uint32_t id, const Head& head) {
   if (flight->error) leave_line(*flight);
   if (!flight->is_over()) return;
   for (const uint32_t number : flight->requests) requests_.erase(number);
-  finish(flight);
+  if (!flight->error) flight->end();  // else with its last message
 }
 
 // Several of its legs may be refused, but it leaves its line once.
@@ -507,7 +507,7 @@ void RemoteServer::settle(const RemoteFlightPtr& flight) {
   if (verdict == Verdict::drops || verdict == Verdict::unknown) {
     if (!flight->error) flight->error = flight->operation.cut->error();
     leave_line(*flight);
-    if (flight->is_over()) return finish(flight);
+    if (flight->is_over()) return flight->end();
   }
   if (!is_open_ || flight->requests.empty()) return;
   const uint32_t id = flight->requests.front();
@@ -563,11 +563,6 @@ void RemoteServer::count_again(uint32_t id, int64_t counted) {
   }
 }
 
-void RemoteServer::finish(const RemoteFlightPtr& flight) {
-  const auto done = std::exchange(flight->operation.done, nullptr);
-  if (done) done(flight->error, flight->legs() == 0 ? 0 : flight->smallest_num_update);
-}
-
 void RemoteServer::fail_all(const Error& error) {
   end_connection();
   std::map<uint64_t, RemoteFlightPtr> flights;
@@ -581,7 +576,7 @@ void RemoteServer::fail_all(const Error& error) {
     flight->error = error;
     flight->requests.clear();
     if (flight->operation.cut) flight->operation.cut->note_lost(number_, error);
-    finish(flight);
+    flight->end();
   }
   for (const RemoteQuestion& question : std::exchange(questions_, {})) question.reply->fail(error);
   if (!words_) hello_->fail(error);

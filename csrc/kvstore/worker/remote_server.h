@@ -119,6 +119,18 @@ struct RemoteFlight {
   };
 
   explicit RemoteFlight(RemoteOperation of) : operation(std::move(of)) {}
+  // One that a server has refused ends here: messages with its values may still wait in the connection, which keep it.
+  ~RemoteFlight() {
+    if (error) end();
+  }
+  RemoteFlight(const RemoteFlight&) = delete;
+  RemoteFlight& operator=(const RemoteFlight&) = delete;
+
+  // Calls `done`, the first time.
+  void end() {
+    const auto done = std::exchange(operation.done, nullptr);
+    if (done) done(error, legs() == 0 ? 0 : smallest_num_update);
+  }
 
   size_t legs() const {
     if (operation.rows) return operation.rows->size();
@@ -294,7 +306,6 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void take_ready(RemoteFlight& flight);
   void settle(const RemoteFlightPtr& flight);
   void leave_line(const RemoteFlight& flight);
-  void finish(const RemoteFlightPtr& flight);
   void end_refused(RemoteFlight& flight);
   void look_for_silence(double now);
   void note_what_moves(double now);
