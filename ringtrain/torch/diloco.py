@@ -9,7 +9,7 @@ import torch
 
 from ringtrain.engine.compression import Compression
 from ringtrain.torch.optimizer import DistributedOptimizer
-from ringtrain.torch.wrapped import NamedParameters, ParameterNames, WrappedOptimizer, wrap
+from ringtrain.torch.wrapped import NamedParameters, ParameterNames, WrappedOptimizer, own_groups, wrap
 from ringtrain.training.islands import Given
 from ringtrain.training.local_steps import HasLocalSteps, LocalSteps, Settings, named_fragments
 
@@ -190,8 +190,7 @@ class DiLoCoOptimizer(HasLocalSteps, torch.optim.Optimizer):
         raise TypeError("an optimizer of DiLoCo cannot be pickled: save its state_dict()")
 
     def __parameters(self) -> list[torch.Tensor]:
-        groups: list[dict[str, Any]] = vars(self)["param_groups"]
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        parameters = [parameter for group in own_groups(self) for parameter in group["params"]]
         self._local_steps.require_count(len(parameters))
         return parameters
 

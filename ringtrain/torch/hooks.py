@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import Variable
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
 from ringtrain.arrays.torch import coalesced
-from ringtrain.engine.handles import Handle
 from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import StepOrderError
 from ringtrain.failure import warn
@@ -22,16 +22,17 @@ from ringtrain.torch.ops import SparseHandle, agree_on_sparse, empty_sparse, spa
 from ringtrain.torch.wrapped import Groups, ParameterNames, groups_of
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.replicas import FiniteCheck, Start, StartCheck, check_replicas
+from ringtrain.training.update_check import UpdateCheck, numbers_among
 
 # The hook of each parameter, and the reduction that it calls: of the optimizer that was made last for it.
 _hooks = WeakIdKeyDictionary()
 
 
 class _Gradient:
-    """The state of the gradient of one parameter since the last update; `is_sparse` is kept for longer."""
+    """The state of the gradient of one parameter since the last update; `is_sparse` and `dtype` are kept for longer."""
 
     __slots__ = (
-        *("name", "parameter", "priority", "is_sparse"),
+        *("name", "parameter", "priority", "is_sparse", "dtype"),
         *("passes", "is_submitted", "seen", "version", "was_changed", "was_dropped"),
     )
 
@@ -39,7 +40,8 @@ class _Gradient:
         self.parameter = parameter
         self.name = name
         self.priority = priority
-        self.is_sparse: bool | None = None  # on all ranks; None until they have agreed
+        self.is_sparse: bool | None = None  # on all ranks; None until some rank has had a gradient
+        self.dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
         self.forget()
 
     def forget(self) -> None:
@@ -59,12 +61,32 @@ class _Gradient:
         return self.seen is not None and (self.parameter.grad is not self.seen or self.seen._version != self.version)
 
 
+class _Left(NamedTuple):
+    """A gradient as a step, or the averaging before it, has left it."""
+
+    gradient: weakref.ref[torch.Tensor]
+    version: int
+
+
+class _Marks(NamedTuple):
+    """What each rank tells the others beside its gradients, as 0 or 1."""
+
+    is_idle: int = 0  # nothing has happened on this rank since the last step
+    drops: int = 0  # backward() has failed here, and zero_grad() drops the step
+    has_new: int = 0  # there is a gradient for a parameter for which no rank has had one
+    has_clipped_stale: int = 0  # is idle, and has clipped what the last step has left
+
+
 class GradientHooks:
     """Averages the gradients of one optimizer over the ranks.
 
     A hook of each parameter submits its gradient after the last backward pass of a step. How many passes that are is
-    known from `passes`, or else from the first step. In that step nothing is submitted before `submit_rest`, where the
-    ranks agree on which gradients are sparse: a rank that has none for a parameter must know it.
+    known from `passes`, or else from the first step, of the rank with most. In that step nothing is submitted before
+    `submit_rest`, where the ranks agree on which gradients there are, and which of them are sparse: a rank that has
+    none for a parameter must know it. A parameter for which no rank has had a gradient does not take part.
+
+    What a step does must follow from what all ranks know: a rank may have had no backward pass, or failed in one. So
+    whatever asks for averages first, on all ranks (`is_due`), begins them, and `_Marks` travel beside the gradients.
 
     Hooks run in the thread of backward(), everything else in that of the training loop, one at a time.
 
@@ -95,6 +117,7 @@ class GradientHooks:
         self._names = names
         self._groups = groups
         self._batch = batch
+        self._given_passes = passes
         self._passes = passes
         self._sparse_as_dense = sparse_as_dense
         self._shared = shared
@@ -107,15 +130,29 @@ class GradientHooks:
         self._gradients: dict[torch.Tensor, _Gradient] = {}  # of those that do now
         self._begun: list[_Gradient] = []  # by a backward pass, and not yet synchronized
         self._sparse: list[tuple[_Gradient, SparseHandle]] = []
-        self._has_agreed = False  # which of `_gradients` are sparse
+        self._of_last_step: dict[torch.Tensor, _Gradient] = {}  # `_gradients` then
+        self._frozen: list[_Gradient] = []  # since the last step, with a gradient on some rank
         self._is_local = False  # in `no_sync`
-        self._has_own = False  # gradients of this rank alone
+        self._is_in_backward = False  # or it has failed
+        self._left: list[_Left] = []  # by the last step, or by the averaging before it
+        self._has_stepped = False  # without zero_grad() or backward() since
+        self._has_clipped_stale = False
+        self._stale: dict[_Gradient, torch.Tensor | None] | None = None  # gradients of the last step, of an idle rank
+        self._update_check = UpdateCheck(
+            batch.process_set,
+            batch.full_name,
+            "hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
+            marks=len(_Marks._fields),
+        )
         self._replaced_by: weakref.ref[GradientHooks] | None = None
         self._has_warned = False
         self.counts_contributors = False  # averages are over the ranks that have not joined
+        self.was_told = False  # by the script to average, with `synchronize`
         self.all_contribute = True  # in the last `synchronize`
         self.is_synchronized = False
-        self.watch(param_groups)
+        self._state: Mapping[Any, Any] = {}  # of the optimizer
+        self._compared_state: Mapping[Any, Any] = self._state
+        self.watch(param_groups, self._state)
 
     def average(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss of all ranks."""
@@ -127,9 +164,10 @@ class GradientHooks:
         )
         return average
 
-    def watch(self, param_groups: Sequence[dict[str, Any]]) -> None:
-        """Follow the parameters that the optimizer has now and that require a gradient now."""
+    def watch(self, param_groups: Sequence[dict[str, Any]], state: Mapping[Any, Any]) -> None:
+        """Follow the parameters that the optimizer has now and that require a gradient now, and its state."""
         self._param_groups = param_groups
+        self._state = state
         names = {parameter: name for parameter, name in self._names.of(param_groups).items() if parameter.requires_grad}
         if self._replaced_by is not None and self._replaced_by() is None:
             self._known, self._gradients, self._replaced_by = {}, {}, None
@@ -141,7 +179,10 @@ class GradientHooks:
                 self._known[parameter] = gradient = _Gradient(parameter, name, -place)
                 _set_hook(self, gradient)
         self._gradients = {parameter: self._known[parameter] for parameter in names}
-        self._has_agreed = False
+        self._group()
+
+    def _group(self) -> None:
+        names = {of.parameter: of.name for of in self._gradients.values() if of.is_sparse is not None}
         self._batch.group(groups_of(self._groups, names))
 
     def check_replicas(self) -> None:
@@ -164,16 +205,28 @@ class GradientHooks:
         if power_sgd is not None:
             power_sgd.load_state_dict(state) if state is not None else power_sgd.forget()
 
+    def has_failed(self) -> bool:
+        """Whether a backward pass has raised an error since the last `synchronize`."""
+        return self._is_in_backward
+
     def is_due(self) -> bool:
-        """Whether there are gradients to average: `no_sync` has ended, and something came since `synchronize`."""
-        return self._has_own and not self._is_local
+        """Whether the gradients of this step are still to be averaged: the same on all ranks, outside of `no_sync`.
+
+        A script may go on to the next step without `step`, as where a norm is NaN. Then no gradient is left in place.
+        """
+        if self._is_local or not self.is_synchronized:
+            return not self._is_local
+        grads = [gradient.parameter.grad for gradient in self._gradients.values()]
+        return bool(self._left) and not any(
+            left.gradient() is grad for left, grad in zip(self._left, grads, strict=False) if grad is not None
+        )
 
     def owns_any(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether it averages the gradient of one of them."""
         return self._replaced_by is None and any(parameter in self._gradients for parameter in parameters)
 
     def set_passes(self, passes: int) -> None:
-        self._passes = passes
+        self._given_passes = self._passes = passes
 
     def set_weight(self, weight: Any) -> None:
         self._batch.set_weight(weight)
@@ -189,8 +242,7 @@ class GradientHooks:
 
     def on_backward(self, gradient: _Gradient) -> None:
         """Called when a backward pass has added to a gradient."""
-        self.is_synchronized = False
-        self._has_own = True
+        self.is_synchronized = self.was_told = self._has_stepped = False
         if self._is_local:
             return
         grad = gradient.parameter.grad
@@ -202,6 +254,9 @@ class GradientHooks:
                 "keeps its graph. Take the gradients of a penalty with torch.autograd.grad, or call this backward() "
                 "in `with optimizer.no_sync():`"
             )
+        if not self._is_in_backward:
+            self._is_in_backward = True
+            Variable._execution_engine.queue_callback(self._end_backward)
         if gradient.passes == 0:
             self._begun.append(gradient)
         gradient.passes = passes = gradient.passes + 1
@@ -211,6 +266,9 @@ class GradientHooks:
                 f"{self._passes} backward passes for each step were expected. Call "
                 "set_backward_passes_per_step, or accumulate in `with optimizer.no_sync():`"
             )
+        is_last = passes == self._passes and len(self._begun) == len(self._gradients)
+        if is_last and self._batch.is_in_use() and not self._update_check.is_submitted():
+            self._submit_marks()  # before the last gradient, so that they travel with it
         if passes != self._passes:
             gradient.see(grad)
         # Called for every gradient in every step, so the shortest way is tried first. A gradient as in the step before
@@ -228,33 +286,42 @@ class GradientHooks:
         else:
             gradient.see(grad)
 
-    def synchronize(self) -> None:
+    def _end_backward(self) -> None:
+        self._is_in_backward = False
+
+    def synchronize(self, drops: bool = False) -> None:
         """Submit what is not yet submitted, and wait for everything: the gradients are the averages afterwards.
 
+        Args:
+            drops: nobody is to use these averages, since backward() has failed on this rank.
+
         Raises:
-            StepOrderError: a gradient was changed after backward(), or a later optimizer has the parameters.
+            StepOrderError: a gradient was changed after backward(), a later optimizer has the parameters, or other
+                ranks do not drop the step.
             RingtrainError: a reduction failed.
         """
         try:
-            self.submit_rest()
-            changed = [gradient.name for gradient in self._gradients.values() if gradient.was_changed]
-            dropped = (
-                [gradient.name for gradient in self._gradients.values() if gradient.was_dropped] if changed else []
-            )
-            contributors = self._count_contributors() if self.counts_contributors else None
-            self._batch.wait()
-            for gradient, handle in self._sparse:
-                gradient.parameter.grad = handle.wait()
-            self.all_contribute = True
-            if contributors is not None:
-                self._average_over(int(contributors.wait().item()))
-            self._make_sparse_again()
+            self.submit_rest(drops)
+            changed = [gradient.name for gradient in self._all() if gradient.was_changed]
+            dropped = [gradient.name for gradient in self._all() if gradient.was_dropped] if changed else []
+            contributors, marks = self._wait()
         finally:
+            self._update_check.settle()
             self._sparse.clear()
             self._begun.clear()
-            self._has_own = False
-            for gradient in self._gradients.values():
+            for gradient in self._all():
                 gradient.forget()
+            self._frozen, self._stale = [], None
+            self._is_in_backward = False
+        if marks.drops:
+            self._require_all_drop(contributors, marks.drops)
+            return
+        if marks.has_clipped_stale and marks.is_idle < contributors:
+            raise StepOrderError(
+                f"{marks.has_clipped_stale} of {contributors} ranks have neither called backward() nor zero_grad() in "
+                "this step, and have clipped the gradients of the step before: call zero_grad() on all ranks in every "
+                "step, also without a batch. No rank has updated"
+            )
         if self._finite_check is not None:
             self._finite_check.agree()
         if dropped:
@@ -268,18 +335,99 @@ class GradientHooks:
                 "average over the ranks. Call optimizer.synchronize() first; hvd.clip_grad_norm_ does so by itself"
             )
         self.is_synchronized = True
+        self._left = []
+
+    def keep_averages(self) -> None:
+        """After `synchronize`: remember the averages, to see when the script goes on to another step without `step`."""
+        self._left = self._as_left()
+
+    def end_step(self) -> None:
+        """After the update."""
+        self.is_synchronized = self.was_told = False
+        self._left = self._as_left()
+        self._has_stepped = True
+        self._has_clipped_stale = False
+
+    def is_untouched(self) -> bool:
+        """Whether this rank has its gradients from the last step, and nothing has happened to them since."""
+        grads = [grad for parameter in self._gradients if (grad := parameter.grad) is not None]
+        return (
+            self._has_stepped
+            and len(grads) == len(self._left)
+            and all(
+                left.gradient() is grad and left.version == grad._version
+                for left, grad in zip(self._left, grads, strict=True)
+            )
+        )
+
+    def keep_clipped(self) -> None:
+        """After gradients that were untouched were clipped: for a script that looks at their norm after the step."""
+        self._left = self._as_left()
+        self._has_clipped_stale = True
+
+    def begin_step(self) -> None:
+        """At zero_grad(). What `synchronize` was called for explicitly stays averaged."""
+        self._has_stepped = False
+        if not self.was_told:
+            self.is_synchronized = False
+
+    def _as_left(self) -> list[_Left]:
+        return [_Left(weakref.ref(grad), grad._version) for of in self._gradients if (grad := of.grad) is not None]
+
+    def _all(self) -> list[_Gradient]:
+        """Of this step, also those whose parameters were frozen after backward()."""
+        return [*self._gradients.values(), *self._frozen]
+
+    def _wait(self) -> tuple[int, _Marks]:
+        """Waits for the averages. Returns the number of ranks that have not joined, and the sums of their marks."""
+        self._wait_for_submitted()
+        contributors, *marks = self._update_check.wait(self._some_of_state)
+        self._compared_state = self._state
+        sums = _Marks(*marks)
+        if sums.has_new:
+            new = self._undecided()
+            self._decide(new)
+            self._submit_all([gradient for gradient in new if gradient.is_sparse is not None])
+            self._wait_for_submitted()
+            self._group()
+        if self._stale is not None and sums.is_idle == contributors:
+            for gradient, grad in self._stale.items():  # step() once more, on all ranks
+                gradient.parameter.grad = grad
+        self.all_contribute = True
+        if self.counts_contributors:
+            self._average_over(contributors)
+        self._make_sparse_again()
+        return contributors, sums
+
+    def _wait_for_submitted(self) -> None:
+        self._batch.wait()
+        for gradient, handle in self._sparse:
+            gradient.parameter.grad = handle.wait()
+        self._sparse.clear()
+
+    def _require_all_drop(self, contributors: int, dropping: int) -> None:
+        if self._finite_check is not None:
+            self._finite_check.forget()
+        if dropping < contributors:
+            raise StepOrderError(
+                f"backward() failed on {dropping} of {contributors} ranks, which called zero_grad() and drop the step, "
+                "and the others did not: no rank has updated. Agree on it, for example by an allreduce of a flag, and "
+                "then let all ranks either end or call zero_grad()"
+            )
 
     def forget_step(self) -> None:
         """Forget the reductions that have begun: a rank was lost, and they will not end."""
         self._sparse.clear()
         self._begun.clear()
-        self._has_own = self.is_synchronized = False
+        self._update_check.forget()
+        self.is_synchronized = self.was_told = self._has_stepped = self._is_in_backward = False
+        self._frozen, self._stale, self._of_last_step = [], None, {}
         for gradient in self._known.values():
             gradient.forget()
         if self._shared is not None:
             self._shared.forget()
 
-    def submit_rest(self) -> None:
+    def submit_rest(self, drops: bool = False) -> None:
         """Submit what backward() has not. `synchronize` does so by itself.
 
         Raises:
@@ -295,31 +443,94 @@ class GradientHooks:
             if is_due and gradient.has_changed():
                 gradient.was_changed = True
                 gradient.was_dropped = gradient.parameter.grad is None
-        if self._passes is None and self._begun:
-            self._passes = max(gradient.passes for gradient in self._begun)
-        self._agree_on_sparse()
-        rest = [gradient for gradient in self._gradients.values() if not gradient.is_submitted]
+        self._set_stale_apart()
+        self._begin_use()
+        self._find_frozen()
+        self._submit_all([gradient for gradient in self._all() if gradient.is_sparse is not None])
+        if not self._update_check.is_submitted():
+            self._submit_marks(drops)
+
+    def _submit_all(self, gradients: list[_Gradient]) -> None:
+        rest = [gradient for gradient in gradients if not gradient.is_submitted]
         self._make_zeros([gradient for gradient in rest if gradient.parameter.grad is None])
         for gradient in rest:
             grad = gradient.parameter.grad
             assert grad is not None
             self._submit(gradient, grad)
 
-    def _agree_on_sparse(self) -> None:
-        if not self._batch.is_in_use():
-            self._has_agreed = False
-            for gradient in self._known.values():
-                gradient.is_sparse = None  # there may be ranks that do not know
-            self._start_check.compare(self._start())
-        if self._has_agreed:
+    def _submit_marks(self, drops: bool = False) -> None:
+        has_new = any(gradient.parameter.grad is not None for gradient in self._undecided())
+        is_idle = self._stale is not None
+        marks = _Marks(is_idle, drops, has_new, is_idle and self._has_clipped_stale)
+        options = [numbers_among(group) for group in self._param_groups]
+        self._update_check.submit(options, self._state is not self._compared_state, marks)
+
+    def _set_stale_apart(self) -> None:
+        """An idle rank contributes zeros, and not what the last step has left, if other ranks are not idle."""
+        if self._stale is None and self.is_untouched():
+            self._stale = {gradient: gradient.parameter.grad for gradient in self._gradients.values()}
+            for gradient in self._stale:
+                gradient.parameter.grad = None
+
+    def _find_frozen(self) -> None:
+        """Parameters that were frozen since the last step take part once more if some rank has a gradient for them."""
+        last, self._of_last_step = self._of_last_step, self._gradients
+        frozen = {parameter: of for parameter, of in last.items() if parameter not in self._gradients}
+        frozen.update((of.parameter, of) for of in self._begun if of.parameter not in self._gradients)
+        if frozen:
+            self._frozen = [of for of, sparse in self._agreement(list(frozen.values())) if sparse is not None]
+
+    def _undecided(self) -> list[_Gradient]:
+        return [gradient for gradient in self._gradients.values() if gradient.is_sparse is None]
+
+    def _decide(self, undecided: list[_Gradient]) -> None:
+        """Agrees on which gradients there are, and which of them are sparse."""
+        for gradient, is_sparse in self._agreement(undecided):
+            gradient.is_sparse = is_sparse
+
+    def _agreement(self, gradients: list[_Gradient]) -> list[tuple[_Gradient, bool | None]]:
+        name = self._batch.full_name(f"<layout of {gradients[0].name}>")
+        grads = [gradient.parameter.grad for gradient in gradients]
+        return list(zip(gradients, agree_on_sparse(grads, name, self._batch.process_set), strict=True))
+
+    def _begin_use(self) -> None:
+        """In the first step after init() or join(): agree with ranks for which it is the first one."""
+        if self._batch.is_in_use():
             return
-        new = [gradient for gradient in self._gradients.values() if gradient.is_sparse is None]
-        if new:
-            name = self._batch.full_name(f"<layout of {new[0].name}>")
-            of_new = agree_on_sparse([gradient.parameter.grad for gradient in new], name, self._batch.process_set)
-            for gradient, is_sparse in zip(new, of_new, strict=True):
-                gradient.is_sparse = is_sparse
-        self._has_agreed = True
+        for gradient in self._known.values():
+            gradient.is_sparse = None  # there may be ranks that do not know
+        have_same_parameters = self._start_check.compare(self._start())
+        if have_same_parameters:
+            self._update_check.begin_anew([numbers_among(group) for group in self._param_groups], self._some_of_state())
+        self._compared_state = self._state
+        if self._given_passes is None:
+            self._passes = self._most_passes()
+        if self._gradients:
+            self._decide(list(self._gradients.values()))
+            self._group()
+
+    def _most_passes(self) -> int | None:
+        """Returns how many backward passes the rank with most has had in this step; None if no rank had one."""
+        own = max((gradient.passes for gradient in self._begun), default=0)
+        of_ranks = torch.zeros(self._batch.process_set.size() or 1, dtype=torch.int64, device="cpu")
+        of_ranks[self._batch.process_set.rank() or 0] = own
+        name = self._batch.full_name("<passes>")
+        of_ranks = ops.allreduce(of_ranks, op=ops.Sum, name=name, process_set=self._batch.process_set)
+        return int(of_ranks.max()) or None
+
+    def _some_of_state(self) -> bytes:
+        """Some elements of the state of the optimizer, in the order of the parameters."""
+        parts = []
+        for parameter in self._names.of(self._param_groups):
+            of_parameter = self._state.get(parameter, {})
+            for key in sorted(of_parameter, key=str) if isinstance(of_parameter, Mapping) else ():
+                value = of_parameter[key]
+                if torch.is_tensor(value):
+                    parts.append(f"{key} {value.dtype} {tuple(value.shape)}".encode() + _some_elements([value]))
+                elif isinstance(value, (bool, int, float)):
+                    parts.append(f"{key} {value}".encode())
+            parts.append(b";")
+        return b"".join(parts)
 
     def _start(self) -> Start:
         """Before the first update, and before the first gradient is an average."""
@@ -335,12 +546,6 @@ class GradientHooks:
             default_lr=self._default_lr if is_default_lr else None,
         )
 
-    def _count_contributors(self) -> Handle[torch.Tensor]:
-        name = self._batch.full_name("<contributors>")
-        return ops.allreduce_async(
-            torch.ones(1, device="cpu"), name=name, op=ops.Sum, process_set=self._batch.process_set
-        )
-
     def _average_over(self, contributors: int) -> None:
         """Make averages over all ranks those over some: the others had contributed zeros."""
         size = self._batch.process_set.size()
@@ -351,7 +556,7 @@ class GradientHooks:
     def _make_zeros(self, without: list[_Gradient]) -> None:
         for gradient in without:
             make = empty_sparse if gradient.is_sparse else torch.zeros_like
-            gradient.parameter.grad = make(gradient.parameter.detach())
+            gradient.parameter.grad = make(gradient.parameter.detach(), dtype=gradient.dtype)
         never_had = [gradient.name for gradient in without if gradient.seen is None]
         if never_had and not self._has_warned:
             self._has_warned = True
@@ -399,13 +604,14 @@ class GradientHooks:
         if grad is not gradient.parameter.grad:
             gradient.parameter.grad = grad
         gradient.is_submitted = True
+        gradient.dtype = grad.dtype
         gradient.seen = grad
         gradient.version = grad._version
 
     def _make_sparse_again(self) -> None:
         """Make sparse gradients that were reduced as dense ones sparse again: the optimizer may take no others."""
         if self._sparse_as_dense:
-            for gradient in self._gradients.values():
+            for gradient in self._all():
                 grad = gradient.parameter.grad
                 if gradient.is_sparse and grad is not None:
                     gradient.parameter.grad = grad.to_sparse(1)
@@ -422,6 +628,7 @@ class LocalHooks:
 
     all_contribute = True
     counts_contributors = False
+    was_told = False
 
     def __init__(self, names: ParameterNames, finite_check: FiniteCheck | None, op: ReduceOp):
         self._op = op
@@ -430,7 +637,7 @@ class LocalHooks:
         self._parameters: dict[torch.Tensor, str] = {}
         self.is_synchronized = False
 
-    def watch(self, param_groups: Sequence[dict[str, Any]]) -> None:
+    def watch(self, param_groups: Sequence[dict[str, Any]], state: Mapping[Any, Any]) -> None:
         if self._finite_check is not None:
             self._parameters = self._names.of(param_groups)
 
@@ -443,8 +650,23 @@ class LocalHooks:
     def has_begun(self) -> bool:
         return False
 
+    def has_failed(self) -> bool:
+        return False
+
     def is_due(self) -> bool:
         return False
+
+    def is_untouched(self) -> bool:
+        return False
+
+    def keep_averages(self) -> None: ...
+
+    def keep_clipped(self) -> None: ...
+
+    def begin_step(self) -> None: ...
+
+    def end_step(self) -> None:
+        self.is_synchronized = self.was_told = False
 
     def compression_state(self, with_errors: bool) -> dict[str, Any] | None:
         return None
@@ -469,7 +691,7 @@ class LocalHooks:
 
     def submit_rest(self) -> None: ...
 
-    def synchronize(self) -> None:
+    def synchronize(self, drops: bool = False) -> None:
         """Raises NonFiniteError if a gradient is NaN or infinite, with nan_check."""
         if self._finite_check is not None:
             for parameter, name in self._parameters.items():

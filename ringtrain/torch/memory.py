@@ -56,8 +56,8 @@ class SharedGradients:
         Moving it in the hook costs less than having autograd add to zeros there: it is still in the cache.
         """
         place = self._places.get(parameter)
-        if place is None:
-            place = self._places[parameter] = _place_for(parameter)
+        if place is None or place.dtype != grad.dtype:
+            place = self._places[parameter] = _place_for(parameter, grad.dtype)
         if grad is not place:
             with torch.no_grad():
                 place.copy_(grad)
@@ -69,6 +69,6 @@ class SharedGradients:
         self._places.clear()
 
 
-def _place_for(parameter: torch.Tensor) -> torch.Tensor:
+def _place_for(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     like = torch.empty_like(parameter, device="meta")  # keeps the strides if there are no gaps
-    return empty(parameter.numel(), dtype=parameter.dtype).as_strided(like.size(), like.stride())
+    return empty(parameter.numel(), dtype=dtype).as_strided(like.size(), like.stride())

@@ -533,25 +533,28 @@ def sparse_allreduce_async(
     return SparseHandle(tensor.shape, indices, values, (process_set.size() or 1) if op == Average else 1)
 
 
-def empty_sparse(like: torch.Tensor) -> torch.Tensor:
+def empty_sparse(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The sparse gradient of an embedding of which no row was looked up; `like` is its weight."""
     indices = torch.empty(1, 0, dtype=torch.int64, device=like.device)
-    values = torch.empty(0, *like.shape[1:], dtype=like.dtype, device=like.device)
+    values = torch.empty(0, *like.shape[1:], dtype=dtype or like.dtype, device=like.device)
     return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)
 
 
-def agree_on_sparse(gradients: Sequence[torch.Tensor | None], name: str, process_set: ProcessSet) -> list[bool]:
-    """Whether each gradient is sparse on all ranks that have it; all of them call it together.
+def agree_on_sparse(gradients: Sequence[torch.Tensor | None], name: str, process_set: ProcessSet) -> list[bool | None]:
+    """Whether each gradient is sparse on all ranks that have it, None if none has; all of them call it together.
 
     Args:
         gradients: of the same parameters on all ranks; None where this rank has none.
         name: the same on all ranks.
         process_set: the ranks that take part; those that have joined need not.
     """
-    is_sparse = torch.tensor([gradient is not None and gradient.is_sparse for gradient in gradients], device="cpu")
-    # Where all is dense, ranks whose parameters differ are told by the first gradient that has no counterpart.
-    if not ops.allreduce(is_sparse.sum(), op=Sum, name=name, process_set=process_set):
+    is_sparse = [gradient is not None and gradient.is_sparse for gradient in gradients]
+    is_dense = [gradient is not None and not gradient.is_sparse for gradient in gradients]
+    # Ranks whose parameters differ in number are told by the first gradient that has no counterpart.
+    is_odd = torch.tensor([any(is_sparse), not all(is_dense)], dtype=torch.int32, device="cpu")
+    any_sparse, any_missing = ops.allreduce(is_odd, op=Sum, name=name, process_set=process_set).tolist()
+    if not any_sparse and not any_missing:
         return [False] * len(gradients)
-    is_dense = torch.tensor([gradient is not None and not gradient.is_sparse for gradient in gradients], device="cpu")
-    counts = ops.allreduce(torch.stack([is_sparse, is_dense]).int(), op=Sum, name=name, process_set=process_set)
-    return [sparse > 0 and dense == 0 for sparse, dense in counts.t().tolist()]
+    counts = torch.tensor([is_sparse, is_dense], dtype=torch.int32, device="cpu")
+    counts = ops.allreduce(counts, op=Sum, name=name, process_set=process_set)
+    return [None if sparse + dense == 0 else dense == 0 for sparse, dense in counts.t().tolist()]

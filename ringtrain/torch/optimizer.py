@@ -39,6 +39,7 @@ from ringtrain.torch.wrapped import (
     WrappedOptimizer,
     _DistributedOptimizer as _DistributedOptimizer,
     check_groups,
+    own_groups,
     wrap,
 )
 from ringtrain.training.gradient_batch import GradientBatch
@@ -214,23 +215,24 @@ class Distributed(WrappedOptimizer):
 
     _gradient_hooks: GradientHooks | LocalHooks
     _skips_synchronize = False
-    _was_told_to_synchronize = False
 
     # GradScaler looks at the gradients through `param_groups` alone, and has to find averages there: then it sees the
     # same overflow on all ranks. Other readers need not wait.
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         if self._gradient_hooks.is_due() and _is_called_by_grad_scaler():
-            self._synchronize()
-        return self.__own_groups()
+            self._average()
+        return own_groups(self)
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        vars(self)["param_groups"] = groups
+        if self._groups_property is None:
+            vars(self)["param_groups"] = groups
+        else:
+            self._groups_property.__set__(self, groups)
 
-    def __own_groups(self) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = vars(self)["param_groups"]
-        return groups
+    def __watch(self) -> None:
+        self._gradient_hooks.watch(own_groups(self), self.state)
 
     def synchronize(self) -> None:
         """Wait until all gradients are averages over the ranks. `step` then does not do it again.
@@ -242,17 +244,22 @@ class Distributed(WrappedOptimizer):
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
         self._synchronize()
-        self._was_told_to_synchronize = True
+        self._gradient_hooks.was_told = True
 
     def _synchronize(self) -> None:
-        self._gradient_hooks.watch(self.__own_groups())
+        self.__watch()
         self._gradient_hooks.synchronize()
-        self._was_told_to_synchronize = False
+        self._gradient_hooks.was_told = False
         steps.begin(self._gradient_hooks.all_contribute)
 
     def _submit_rest(self) -> None:
-        self._gradient_hooks.watch(self.__own_groups())
+        self.__watch()
         self._gradient_hooks.submit_rest()
+
+    def _average(self) -> None:
+        """For a caller that looks at the gradients before `step`, such as clipping."""
+        self._synchronize()
+        self._gradient_hooks.keep_averages()
 
     def step(self, closure: _Closure | None = None) -> Any:
         """Wait for the averages and update the parameters.
@@ -268,6 +275,7 @@ class Distributed(WrappedOptimizer):
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
         result = self.__step(closure)
+        self._gradient_hooks.end_step()
         if self._is_time_to_compare() and self._gradient_hooks.all_contribute:
             self._gradient_hooks.check_replicas()
         return result
@@ -281,14 +289,13 @@ class Distributed(WrappedOptimizer):
         if self._skips_synchronize:
             if self._gradient_hooks.has_begun():
                 raise StepOrderError("step() in skip_synchronize(), but the gradients were not synchronized before it")
-        elif not self._gradient_hooks.is_synchronized:
+        elif not self._gradient_hooks.is_synchronized or self._gradient_hooks.is_due():
             self._synchronize()
-        elif self._was_told_to_synchronize:
+        elif self._gradient_hooks.was_told:
             warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "Horovod would average once more here; ringtrain does not."
             )
-        self._gradient_hooks.is_synchronized = False
         return super().step()
 
     def __synchronized(self, closure: _Closure) -> Any:
@@ -369,17 +376,26 @@ class Distributed(WrappedOptimizer):
         self._gradient_hooks.set_weight(weight)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of the wrapped optimizer.
+        """As of the wrapped optimizer. After a backward pass that has raised an error, it drops the step.
+
+        All ranks drop it together: each waits until the gradients that are on their way have arrived.
 
         Raises:
-            StepOrderError: between backward() and step(), where it would throw away what is being averaged.
+            StepOrderError: between backward() and step(), where it would throw away what is being averaged; or other
+                ranks do not drop the step. These get it from what they wait in, and no rank has updated.
         """
-        if self._gradient_hooks.has_begun():
+        hooks = self._gradient_hooks
+        if hooks.has_failed():
+            self.__watch()
+            hooks.synchronize(drops=True)
+        elif hooks.has_begun():
             raise StepOrderError(
                 "zero_grad() after backward() and before step() or synchronize(), while the gradients are being "
-                "averaged. For a backward pass whose gradients are not wanted use `with optimizer.no_sync():`"
+                "averaged. For a backward pass whose gradients are not wanted use `with optimizer.no_sync():`, or call "
+                "synchronize() before zero_grad(), on all ranks"
             )
-        self._gradient_hooks.watch(self.__own_groups())
+        self.__watch()
+        hooks.begin_step()
         super().zero_grad(set_to_none)
 
 
@@ -394,18 +410,12 @@ def _is_called_by_grad_scaler() -> bool:
     return False
 
 
-def _synchronize_owners(parameters: list[torch.Tensor]) -> None:
-    """Wait for the averages of all distributed optimizers that have one of the parameters.
-
-    If there is something to average for one of them, there may be for each of them, on other ranks.
-    """
-    owners = [one for one in list(_optimizers.values()) if one._gradient_hooks.owns_any(parameters)]
-    waiting = [one for one in owners if not one._gradient_hooks.is_synchronized]
-    if any(one._gradient_hooks.is_due() for one in waiting):
-        for optimizer in waiting:
-            optimizer._submit_rest()
-        for optimizer in waiting:
-            optimizer._synchronize()
+def _average(optimizers: list[Distributed]) -> None:
+    """Begins the averages of all, and then waits for them: ranks may have gradients of different ones."""
+    for optimizer in optimizers:
+        optimizer._submit_rest()
+    for optimizer in optimizers:
+        optimizer._average()
 
 
 def clip_grad_norm_(
@@ -418,7 +428,8 @@ def clip_grad_norm_(
     """As `torch.nn.utils.clip_grad_norm_`, of the averages over the ranks: waits for them first.
 
     Call it between backward() and step(), after `scaler.unscale_(optimizer)` if there is a GradScaler. All ranks call
-    it and get the same norm. The gradients for op=Adasum, and within `no_sync`, are each rank's own.
+    it and get the same norm; a rank without backward() in this step, too, and it contributes zeros. The gradients for
+    op=Adasum, and within `no_sync`, are each rank's own. After `step` there is nothing to wait for.
 
     Raises:
         StepOrderError: a gradient was changed after backward().
@@ -435,8 +446,14 @@ def clip_grad_norm_(
         >>> optimizer.step()
     """
     several = [parameters] if torch.is_tensor(parameters) else list(parameters)
-    _synchronize_owners(several)
-    return torch.nn.utils.clip_grad_norm_(several, max_norm, norm_type, error_if_nonfinite, foreach)
+    owners = [one for one in list(_optimizers.values()) if one._gradient_hooks.owns_any(several)]
+    waiting = [one for one in owners if one._gradient_hooks.is_due()]
+    after_step = [one for one in waiting if one._gradient_hooks.is_untouched()]
+    _average([one for one in waiting if one not in after_step])
+    norm = torch.nn.utils.clip_grad_norm_(several, max_norm, norm_type, error_if_nonfinite, foreach)
+    for optimizer in after_step:
+        optimizer._gradient_hooks.keep_clipped()
+    return norm
 
 
 def count_on_from(rank: int, optimizers: Sequence[Distributed]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -114,6 +115,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     _distribute: Callable[..., Any]  # DistributedOptimizer with all arguments but those that belong to the parameters
     _compares_every: int
     _steps_taken: int
+    _groups_property: Any = None  # `param_groups` of the class of the wrapped optimizer, if it has one
 
     def synchronize(self) -> None:
         """Wait until the gradients are averages over the ranks, so that they can be read or clipped before `step`."""
@@ -172,10 +174,20 @@ def wrap(optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimizer], *
     cls: Any = type(type(optimizer).__name__, (mixin, type(optimizer)), {"__doc__": type(optimizer).__doc__})
     distributed: torch.optim.Optimizer = cls.__new__(cls)
     distributed.__dict__ = vars(optimizer)
+    groups_property = inspect.getattr_static(type(optimizer), "param_groups", None)
+    if not issubclass(type(optimizer), WrappedOptimizer):
+        attributes["_groups_property"] = groups_property
     vars(optimizer).update(attributes, _steps_taken=0)
     if "step" in vars(optimizer):  # a learning rate scheduler that came before has put it there, see LRScheduler
         vars(optimizer)["step"] = _observed_step(distributed)
     return distributed
+
+
+def own_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The parameter groups, without waiting for averages."""
+    of_class = vars(optimizer).get("_groups_property")
+    groups: list[dict[str, Any]] = vars(optimizer)["param_groups"] if of_class is None else of_class.__get__(optimizer)
+    return groups
 
 
 def _class_of_wrapped(distributed: WrappedOptimizer) -> Any:

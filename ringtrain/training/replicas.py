@@ -104,6 +104,10 @@ class FiniteCheck:
         """Before a gradient is submitted. On a GPU the host does not wait for the answer, before `agree`."""
         self._answers.append((name, adapter_for(gradient).is_finite(gradient)))
 
+    def forget(self) -> None:
+        """Forgets the gradients of this step, which no rank uses."""
+        self._answers.clear()
+
     def agree(self) -> None:
         """At the end of a step, on all ranks. Ranks that have joined need not take part.
 
@@ -203,8 +207,11 @@ class StartCheck:
         self._said: set[str] = set()
         self._has_compared = False
 
-    def compare(self, start: Start) -> None:
-        """Waits for a digest of each thing from all ranks, and says what they tell."""
+    def compare(self, start: Start) -> bool:
+        """Waits for a digest of each thing from all ranks, and says what they tell.
+
+        Returns whether the ranks have the same parameters, as far as they were compared.
+        """
         compared = (
             "\n".join(start.names).encode(),
             start.parameters,
@@ -218,12 +225,12 @@ class StartCheck:
         name = self._full_name("<start>")
         of_ranks = ops.allreduce(digests, op=ops.Sum, name=name, process_set=self._process_set)
         is_first, self._has_compared = not self._has_compared, True
-        if self._process_set.rank() != 0:
-            return
-        for level, text in _findings(of_ranks, start, list_of_ranks(self._process_set.ranks or []), is_first):
-            if text not in self._said:
-                self._said.add(text)
-                logger.log(level, f"{text}. This is said once")
+        if self._process_set.rank() == 0:
+            for level, text in _findings(of_ranks, start, list_of_ranks(self._process_set.ranks or []), is_first):
+                if text not in self._said:
+                    self._said.add(text)
+                    logger.log(level, f"{text}. This is said once")
+        return all(len({int(one) for one in row if one}) <= 1 for row in of_ranks[:2])
 
 
 def some_elements(arrays: Sequence[Any]) -> bytes:
@@ -282,7 +289,7 @@ def _findings(of_ranks: Any, start: Start, ranks: str, is_first: bool) -> Iterat
         yield (
             logging.INFO,
             f"{len(start.unused)} of {len(start.names)} parameters have no gradient in the first step on any rank, "
-            f"such as {_some(start.unused)}: zeros are averaged for them in each step. If they are not trained, call "
+            f"such as {_some(start.unused)}: they stay as they are until one has. If they are not trained, call "
             "requires_grad_(False) on them before DistributedOptimizer",
         )
     if any(name.startswith("_orig_mod.") for name in start.names):

@@ -767,8 +767,9 @@ def test_bad_arguments_are_refused_on_the_callers_line():
 @pytest.mark.ranks(2)
 def test_a_sparse_gradient_in_a_group_says_what_to_do():
     embedding = torch.nn.Embedding(4, 2, sparse=True)
-    optimizer = hvd.DistributedOptimizer(sgd([*embedding.parameters(), torch.nn.Parameter(torch.ones(1))]), groups=1)
-    embedding(torch.tensor([1])).sum().backward()
+    other = torch.nn.Parameter(torch.ones(1))
+    optimizer = hvd.DistributedOptimizer(sgd([*embedding.parameters(), other]), groups=1)
+    (embedding(torch.tensor([1])).sum() + other).sum().backward()
     with pytest.raises(ValueError, match="sparse_as_dense=True"):
         optimizer.step()
 
