@@ -30,16 +30,28 @@ _How = tuple[AnyCompressor, ReduceOp, float, float, ProcessSet]
 
 
 class _Operation(torch.autograd.Function):
-    """Any operation: `run` makes its results of the tensors, `gradients` the gradients of the tensors of theirs."""
+    """Any operation: `run` makes its results of the tensors, `gradients` the gradients of the tensors of theirs.
+
+    Integers and bool, such as labels and masks in a group, have no gradient, and `gradients` does not get them.
+    """
 
     @staticmethod
     def forward(ctx: Any, run: _Function, gradients: _Function, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.gradients = gradients
-        return tuple(run(tensors))
+        results = tuple(run(tensors))
+        ctx.have_gradient = [_has_gradient(result) for result in results]
+        ctx.mark_non_differentiable(*(result for result in results if not _has_gradient(result)))
+        return results
 
     @staticmethod
     def backward(ctx: Any, *of_results: torch.Tensor) -> Any:
-        return (None, None, *ctx.gradients(of_results))
+        found = iter(ctx.gradients([one for one, has in zip(of_results, ctx.have_gradient, strict=True) if has]))
+        return (None, None, *(next(found) if has else None for has in ctx.have_gradient))
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    """By the dtype alone, which is the same on all ranks: they reduce the same gradients."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _apply(run: _Function, gradients: _Function, tensors: Tensors) -> Tensors:
@@ -353,7 +365,8 @@ def grouped_allgather(
         return gathered
 
     def gradients(of_results: Tensors) -> Tensors:
-        return _own_rows(of_results, [tensor.shape for tensor in tensors], part_of(name, "gradient"), process_set)
+        shapes = [tensor.shape for tensor in tensors if _has_gradient(tensor)]
+        return _own_rows(of_results, shapes, part_of(name, "gradient"), process_set)
 
     return _apply(run, gradients, tensors)
 
@@ -404,7 +417,9 @@ def broadcast(
     def gradients(of_results: Tensors) -> Tensors:
         average = allreduce(of_results[0], None, part_of(name, "gradient"), process_set=process_set)
         is_root = (process_set.ranks or []).index(root_rank) == process_set.rank()
-        return [average if is_root else torch.zeros_like(average)]
+        # Zeros in the graph of the average: all ranks have to take part where it is differentiated again.
+        is_zero = torch.tensor(not is_root, device=average.device)
+        return [average.masked_fill(is_zero, 0)]
 
     return _apply(run, gradients, [tensor])[0]
 

@@ -190,6 +190,62 @@ def test_an_allreduce_can_be_differentiated_twice():
         require_tensor(twice, 6 * factor**2 * result)
 
 
+def gradients_of_gradients(operation):
+    """Of the first, second and third order, of an input of this rank."""
+    input = (torch.arange(12.0, dtype=torch.float64).reshape(4, 3) + hvd.rank()).requires_grad_()
+    of_order = (operation(input) ** 3).sum()
+    found = []
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(of_order, input, create_graph=True)
+        found.append(gradient.detach())
+        of_order = (gradient**2).sum()
+    return found
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_broadcast_can_be_differentiated_as_often_as_a_row_of_an_allgather():
+    for root in range(hvd.size()):
+        found = gradients_of_gradients(lambda input, root=root: hvd.broadcast(input, root))
+        expected = gradients_of_gradients(lambda input, root=root: hvd.allgather(input[None])[root])
+        for mine, other in zip(found, expected, strict=True):
+            require_tensor(mine, other)
+            assert bool(mine.any()) == (hvd.rank() == root)
+
+
+@pytest.mark.ranks(2)
+def test_all_ranks_take_part_in_gradients_of_gradients():
+    for operation in (
+        lambda input: hvd.allreduce(input, weight=1.0 + hvd.rank()),
+        lambda input: hvd.grouped_allreduce([input, input * 2])[1],
+        lambda input: hvd.grouped_allgather([input, input * 2])[1],
+        hvd.alltoall,
+        lambda input: hvd.alltoall(input, torch.tensor([1, 3]))[0],
+        hvd.reducescatter,
+        lambda input: hvd.grouped_reducescatter([input, input * 2])[0],
+    ):
+        assert all(gradient.any() for gradient in gradients_of_gradients(operation))
+
+
+@pytest.mark.ranks(2)
+def test_members_of_a_group_without_a_gradient_are_left_out_of_backward():
+    """Such as labels and masks, on all ranks alike."""
+    rank = hvd.rank()
+    others = [torch.tensor([rank, 2]), torch.tensor([True, rank == 1]), torch.tensor([7], dtype=torch.uint8)]
+    for operation, takes_bool in ((hvd.grouped_allgather, True), (hvd.grouped_allreduce, False)):
+        first, last = input_of((2,)), input_of((3, 1))
+        inputs = [first, *(one for one in others if takes_bool or one.dtype != torch.bool), last]
+        results = operation(inputs)
+        assert [one.requires_grad for one in results] == [True, *[False] * (len(inputs) - 2), True]
+        (results[0].sum() * 2 + results[-1].sum() * 3).backward()
+        require_tensor(first.grad, torch.full((2,), 2.0, dtype=torch.float64))
+        require_tensor(last.grad, torch.full((3, 1), 3.0, dtype=torch.float64))
+    inputs = [input_of((2, 1)), torch.tensor([[rank], [2]])]
+    floats, integers = hvd.grouped_reducescatter(inputs)
+    floats.sum().backward()
+    assert integers.dtype == torch.int64 and not integers.requires_grad
+    require_tensor(inputs[0].grad, torch.ones(2, 1, dtype=torch.float64))
+
+
 @pytest.mark.ranks(2)
 def test_gradients_of_named_operations_are_matched_by_name():
     inputs = [input_of((2,)), input_of((2,))]
