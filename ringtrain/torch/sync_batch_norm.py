@@ -67,11 +67,19 @@ class SyncBatchNorm(_BatchNorm):
         Returns:
             The module, or a SyncBatchNorm if it is a BatchNorm itself.
         """
-        if isinstance(module, _BatchNorm):
-            return cls._like(module, process_set)
-        for name, child in module.named_children():
-            module.add_module(name, cls.convert_sync_batchnorm(child, process_set))
-        return module
+        return cls._converted(module, process_set, {})
+
+    @classmethod
+    def _converted(
+        cls, module: torch.nn.Module, process_set: ProcessSet, done: dict[torch.nn.Module, torch.nn.Module]
+    ) -> torch.nn.Module:
+        """`done` has each module only once, also where it has two names or is in two modules."""
+        if module not in done:
+            done[module] = cls._like(module, process_set) if isinstance(module, _BatchNorm) else module
+            for name, child in module._modules.items():  # named_children() leaves out second names
+                if child is not None:
+                    module.add_module(name, cls._converted(child, process_set, done))
+        return done[module]
 
     @classmethod
     def _like(cls, layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:

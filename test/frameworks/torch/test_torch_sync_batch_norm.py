@@ -299,6 +299,22 @@ def test_every_batch_norm_is_converted_with_what_it_has():
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.ranks(1)
+def test_a_norm_of_two_names_is_converted_once():
+    model = torch.nn.Module()
+    model.norm = model.again = torch.nn.BatchNorm1d(3)
+    model.parts = torch.nn.ModuleList([torch.nn.Sequential(model.norm), torch.nn.Sequential(model.norm), None])
+    model.nothing = None
+    model.register_module("left_out", None)
+    weight = model.norm.weight
+    converted = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert converted is model and isinstance(model.norm, hvd.SyncBatchNorm) and model.norm.weight is weight
+    assert all(one is model.norm for one in (model.again, model.parts[0][0], model.parts[1][0]))
+    shared = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    twice = hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(shared, shared))
+    assert twice[0] is shared and twice[1] is shared
+
+
 def test_a_layer_by_itself_is_converted():
     pair = hvd.ProcessSet([0, 1])
     layer = hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm2d(3), pair)
