@@ -129,10 +129,11 @@ def _find_adapter(array: Any) -> Adapter:
         if adapter.accepts(array):
             _adapters[type(array)] = adapter
             return adapter
+    is_lent = " Pass numpy.from_dlpack(array), which shares its memory." if hasattr(array, "__dlpack__") else ""
     raise TypeError(
         f"ringtrain cannot send a {type(array).__module__}.{type(array).__qualname__}; "
         f"it takes arrays of {', '.join(['numpy', *_LIBRARIES])}, what else is on a CUDA device and knows DLPack or "
-        "__cuda_array_interface__, and numbers"
+        f"__cuda_array_interface__, and numbers.{is_lent}"
     )
 
 

@@ -146,6 +146,16 @@ def test_kinds_that_ranks_confuse_are_told_though_they_may_share_a_name():
     require_that_all_is_well()
 
 
+class Lent:
+    """An array of a library without an adapter, in the memory of the host."""
+
+    def __dlpack__(self, **options):
+        return ONES.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return ONES.__dlpack_device__()
+
+
 BAD_ARGUMENTS = {
     "root out of range": (lambda: hvd.broadcast(ONES, 99), ValueError, "root_rank 99 is not one of the ranks"),
     "negative root": (lambda: hvd.broadcast(ONES, -1), ValueError, "root_rank -1"),
@@ -190,6 +200,11 @@ BAD_ARGUMENTS = {
     "a masked array": (lambda: hvd.allreduce(np.ma.ones(2)), TypeError, r"send array.filled\(value\), or"),
     "a masked array in place": (lambda: hvd.allreduce_(np.ma.ones(2)), TypeError, "its mask would be lost"),
     "a string": (lambda: hvd.allreduce("text"), TypeError, "cannot send a builtins.str"),
+    "an array that lends host memory": (
+        lambda: hvd.allreduce(Lent()),
+        TypeError,
+        r"cannot send a .*\.Lent; .* and numbers. Pass numpy.from_dlpack\(array\), which shares its memory.",
+    ),
     "a list": (lambda: hvd.allreduce([1, 2]), TypeError, "cannot send a builtins.list"),
     "in place on a number": (lambda: hvd.allreduce_(1.0), TypeError, "needs a NumPy array"),
     "average of bool": (lambda: hvd.allreduce(np.ones(2, bool)), ValueError, "Average is for numbers, not for bool"),
