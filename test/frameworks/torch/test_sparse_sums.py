@@ -249,6 +249,22 @@ def test_a_tensor_with_several_sparse_dimensions():
 
 
 @pytest.mark.ranks(1)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int32", "int64"])
+def test_a_sum_by_coalesce_has_the_rule_of_the_kernel(dtype):
+    """It is for GPUs; here in host memory, with values that are exact in any order."""
+    from ringtrain.arrays import torch as torch_adapter
+
+    indices = torch.cat([torch.tensor([[2, 0, 2, 3], [1, 1, 1, 0]]), torch.ones(2, 4096, dtype=torch.int64)], 1)
+    values = torch.ones(4100, 2, dtype=getattr(torch, dtype))
+    values[:4] = torch.tensor([[-7, 5], [11, 3], [-4, 8], [9, -1]])
+    for divisor in (1, 2, 4):
+        arguments = indices, values, (4, 2, 2), divisor
+        found, expected = torch_adapter._sum_by_coalesce(*arguments), torch_adapter.sum_sparse(*arguments)
+        assert found.dtype == values.dtype and found.is_coalesced()
+        assert torch.equal(found.indices(), expected.indices()) and torch.equal(found.values(), expected.values())
+
+
+@pytest.mark.ranks(1)
 def test_a_sum_of_rows_refuses_places_that_do_not_exist():
     def view(array):
         return numpy_adapter.view(np.ascontiguousarray(array))
