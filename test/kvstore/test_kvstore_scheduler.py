@@ -283,3 +283,40 @@ def test_a_process_that_comes_to_a_stopping_scheduler_gets_an_error(tmp_path):
         comes.wait_for("came")
         scheduler.popen.send_signal(signal.SIGSTOP)
         assert "PeerLostError: the scheduler of this job is gone: it has said nothing for" in comes.end(1, within_s=30)
+
+
+# --------------------------------------------------------------------------------- two jobs at one place of a scheduler
+
+
+def test_a_second_scheduler_ends_a_job_that_waits(tmp_path):
+    """Nothing tells which of the processes that come later are of which job."""
+    with job(tmp_path, 2, 1) as one:
+        first, server = one.scheduler(RINGTRAIN_KV_VERBOSE="1"), one.server()
+        first.wait_for("has come")
+        second = one.scheduler()
+        for process in (second, first, server):
+            assert f"pid {second.pid} is a second scheduler" in process.end(1)
+        assert "ValueError" in server.output() and "another DMLC_PS_ROOT_PORT" in server.output()
+
+
+def test_a_second_scheduler_is_refused_while_a_job_runs(tmp_path):
+    program = (
+        CLIENT + "import pathlib\nwhile not pathlib.Path('end').exists():\n    time.sleep(0.01)\nscheduler.leave(0)"
+    )
+    with job(tmp_path, 1, 0) as one:
+        first = one.scheduler()
+        worker = one.worker(f"import os; os.chdir({str(tmp_path)!r})\n" + program)
+        worker.wait_for("here worker 0")
+        assert "is a second scheduler" in one.scheduler().end(1)
+        (tmp_path / "end").touch()
+        worker.end()
+        first.end()
+
+
+def test_a_worker_of_a_job_of_another_size_is_refused(tmp_path):
+    with job(tmp_path, 1, 0) as one:
+        scheduler = one.scheduler()
+        text = one.worker(CLIENT, DMLC_NUM_WORKER="3").end(1)
+        assert "is of a job of 3 workers and 0 servers, but the scheduler of one of 1 and 0" in text
+        one.worker(CLIENT + "scheduler.leave(0)").end()
+        scheduler.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ringtrain._core as _core
+from ringtrain.errors import PeerLostError, StalledError
 from ringtrain.job.host import addresses_of
 from ringtrain.job.rendezvous.listener import listen
 from ringtrain.job.rendezvous.secret import job_secret
@@ -16,7 +18,7 @@ from ringtrain.job.rendezvous.server import Place
 from ringtrain.job.sockets import Listeners
 from ringtrain.job.world import node_name
 from ringtrain.kvstore.servers.membership import Limits
-from ringtrain.kvstore.servers.roles import WORKER, Role
+from ringtrain.kvstore.servers.roles import SCHEDULER, WORKER, Role
 from ringtrain.kvstore.servers.scheduler import Scheduler, say
 from ringtrain.kvstore.servers.scheduler_client import SchedulerClient, World
 from ringtrain.record import metrics
@@ -80,7 +82,7 @@ def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
         hosts = addresses_of(settings["kv_interface"]) or [numbers_of(role.address) or client.own_address]
         is_server = role.name != WORKER or role.servers == 0
         addresses = [(host, port) for host, port in listeners.open(hosts)] if is_server else []
-        name, number = client.come(role.name, role.task, role.attempt, addresses)
+        name, number = client.come(role.name, role.task, role.attempt, addresses, (role.workers, role.servers))
         if name == WORKER and role.servers:
             return Arrival(name, number, client, [], secret, settings)
         arrival = Arrival(name, number, client, listeners.take(), secret, settings)
@@ -112,12 +114,23 @@ def make_scheduler(role: Role, sock: socket.socket, secret: bytes, settings: dic
     return Scheduler(sock, secret, limits, int(float(settings["kv_verbose"])))
 
 
-def socket_of_scheduler(role: Role) -> socket.socket:
-    """Returns the listening socket of the scheduler. Raises OSError if its port is in use."""
+# How long a scheduler looks who is at its port.
+_LOOK_S = 2.0
+
+
+def socket_of_scheduler(role: Role, secret: bytes, settings: Mapping[str, str]) -> socket.socket:
+    """Returns the listening socket of the scheduler.
+
+    Raises OSError if its port is in use, and ValueError if that is by another scheduler of this user; a job that waits
+    there hears of it, since its processes may be of either job.
+    """
     sock = listen(role.host, [role.port])
-    if sock is None:
-        raise OSError(f"another process listens at {role.host}:{role.port} (DMLC_PS_ROOT_PORT); take another port")
-    return sock
+    if sock is not None:
+        return sock
+    with contextlib.suppress(StalledError, PeerLostError):  # it is something else
+        times = float(settings["kv_heartbeat_s"]), float(settings["kv_timeout_s"])
+        SchedulerClient(Place(role.host, [role.port]), secret, _LOOK_S, *times).come(SCHEDULER, None, 0, [])
+    raise OSError(f"another process listens at {role.host}:{role.port} (DMLC_PS_ROOT_PORT); take another port")
 
 
 def name_what_is_needless(verbose: int, environ: Mapping[str, str] = os.environ) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ringtrain.errors import list_of_ranks
-from ringtrain.kvstore.servers.roles import SERVER, WORKER
+from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER, WORKER
 
 Message = dict[str, Any]
 # The label of the round before the end of a worker, from which all others may be missing.
@@ -400,8 +400,11 @@ class Membership:
     def come(self, member: int, message: Message, now_s: float) -> list[Output]:
         """A process asks for a place: that of its role and task, or any."""
         process = Process.of(member, message, now_s)
+        if message["role"] == SCHEDULER:
+            return self._refuse_scheduler(process, message)
         try:
             self._require_heartbeat(process)
+            self._require_size(process, message)
             place = self._place_for(str(message["role"]), message["task"], process)
         except ValueError as error:
             failure = {"kind": "error", "id": message["id"], "error": "ValueError", "text": str(error)}
@@ -637,6 +640,29 @@ class Membership:
                 "(DMLC_NUM_SERVER)"
             )
         return place
+
+    def _refuse_scheduler(self, process: Process, message: Message) -> list[Output]:
+        """Answers the second scheduler of a place. A job that has not begun ends: processes may be of either job."""
+        text = (
+            f"{process.name()} is a second scheduler at DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT: if these are two jobs, "
+            "give each another DMLC_PS_ROOT_PORT"
+        )
+        refusal = Tell(process.member, {"kind": "error", "id": message["id"], "error": "ValueError", "text": text})
+        if self._state.is_running or self._state.is_over:
+            return [refusal, Note(text)]
+        self._state.is_over = True
+        failure = {"kind": "failed", "error": "ValueError", "text": text}
+        return [refusal, *(Tell(one.member, failure) for one in self._here()), Note(text), Over(text)]
+
+    def _require_size(self, process: Process, message: Message) -> None:
+        """Raises ValueError for a process of a job of another size, as long as this one has not begun."""
+        told, known = message.get("size"), [self._limits.workers, self._limits.servers]
+        if told is not None and told != known and not self._state.is_running:
+            raise ValueError(
+                f"{process.name()} is of a job of {told[0]} workers and {told[1]} servers, but the scheduler of one of "
+                f"{known[0]} and {known[1]} (DMLC_NUM_WORKER, DMLC_NUM_SERVER): if these are two jobs, give each "
+                "another DMLC_PS_ROOT_PORT"
+            )
 
     def _require_heartbeat(self, process: Process) -> None:
         """Raises ValueError if a process would be expelled between two of its heartbeats."""

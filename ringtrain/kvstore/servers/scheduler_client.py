@@ -142,15 +142,22 @@ class SchedulerClient:
         os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._listen, name="ringtrain scheduler client", daemon=True).start()
 
-    def come(self, role: str, task: int | None, attempt: int, addresses: list[tuple[str, int]]) -> tuple[str, int]:
-        """Takes a place. Returns its role and number.
+    def come(
+        self,
+        role: str,
+        task: int | None,
+        attempt: int,
+        addresses: list[tuple[str, int]],
+        size: tuple[int, int] | None = None,
+    ) -> tuple[str, int]:
+        """Takes a place. Returns its role and number. `size`: the workers and servers that the job is to have.
 
         Raises:
             ValueError: the job has no place for this process.
             PeerLostError: the scheduler is gone.
         """
         about = {"host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt, "patience_s": self._timeout_s}
-        about["heartbeat_s"] = self._heartbeat_s
+        about |= {"heartbeat_s": self._heartbeat_s, "size": size}
         answer = self._ask({"kind": "come", "role": role, "task": task, "addresses": addresses, **about}, _GRACE_S)
         return str(answer["role"]), int(answer["number"])
 

@@ -234,7 +234,8 @@ def run_server(controller: Controller | None = None, *, role: str | None = None)
         name_what_is_needless(int(float(settings["kv_verbose"])))
         serve(arrive(found, secret_of(found), settings), controller)
         return
-    scheduler = make_scheduler(found, socket_of_scheduler(found), secret_of(found), settings)
+    secret = secret_of(found)
+    scheduler = make_scheduler(found, socket_of_scheduler(found, secret, settings), secret, settings)
     with _ends_by_signal(scheduler.end):
         while not scheduler.wait(_LOOK_S):
             pass

@@ -89,7 +89,7 @@ class PythonStreams(StandardStreams):
         self._is_dropped = {False: False, True: False}
 
     def _write(self, data: bytes, is_error: bool) -> None:
-        stream = self._given[is_error] or (sys.stderr if is_error and not _is_in_notebook() else sys.stdout)
+        stream: Any = self._given[is_error] or (sys.stderr if is_error and not _is_in_notebook() else sys.stdout)
         if stream is None:
             return
         encoding = getattr(stream, "encoding", None) or "utf-8"
