@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -133,6 +134,7 @@ def connect(
     launch = launched_by.detect()
     network = choose(settings["network"], comm, launch).network
     if network == "none":
+        _warn_of_tasks()
         return single_world(), {}
     failure.tell_exceptions()  # a rank that fails while they meet would keep the others in MPI_Finalize
     if elastic_client.is_elastic():
@@ -148,6 +150,16 @@ def connect(
     if comm:
         _warn_of_others(comm, launch.rank)
     return sockets.connect(launch, settings, read_tuned)
+
+
+def _warn_of_tasks() -> None:
+    """sbatch runs its script once, whatever number of tasks was asked for."""
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    if tasks.isdigit() and int(tasks) > 1:
+        logger.warning(
+            f"this process is a job of one rank, though Slurm has been asked for {tasks} tasks (SLURM_NTASKS): start "
+            "the script with srun, or with ringrun"
+        )
 
 
 def _connect_workers(

@@ -14,10 +14,13 @@ from typing import NamedTuple, Protocol
 import ringtrain._core as _core
 from ringtrain.job.launched_by import expand_counts, expand_node_list
 
-_NAME = r"(?P<name>[A-Za-z0-9][\w.-]*)"
-_HOST = re.compile(rf"{_NAME}(?::(?P<slots>\d+))?")
+# `h1`, `h1:2`, `user@h1`, `[fe80::1]:2`, and `fe80::1`, which has no number behind it.
+_HOST = re.compile(
+    r"(?P<user>[\w.-]+@)?(?:(?P<name>[A-Za-z0-9][\w.-]*|\[(?P<inside>[\da-fA-F:.]+)\])(?::(?P<number>\d+))?"
+    r"|(?P<bare>[\da-fA-F.]*:[\da-fA-F.]*:[\da-fA-F:.]*))"
+)
 # Open MPI's `h1 slots=2 max_slots=4` and Hydra's `h1:2 ifname=eth0`
-_LINE = re.compile(rf"{_NAME}(?::(?P<colon>\d+))?(?P<settings>(?:\s+[\w-]+\s*=\s*\S+)*)")
+_LINE = re.compile(r"(?P<host>\S+)(?P<settings>(?:\s+[\w-]+\s*=\s*\S+)*)")
 _SETTING = re.compile(r"([\w-]+)\s*=\s*(\S+)")
 # Each host's own upper limit, network interface and binding are not ringrun's business.
 _IGNORED_SETTINGS = ("max_slots", "max-slots", "ifname", "binding")
@@ -37,12 +40,52 @@ class Host(NamedTuple):
         return f"{self.name}:{self.slots}"
 
 
+class Word(NamedTuple):
+    """A host as users write it: its name as ssh takes it, and the number behind a colon."""
+
+    name: str
+    number: int | None
+
+
+def split_host(text: str) -> Word | None:
+    """Returns None of what is not a host."""
+    match = _HOST.fullmatch(text)
+    if match is None:
+        return None
+    of_version_6 = match["inside"] or match["bare"]
+    if of_version_6:
+        try:
+            ip_address(of_version_6)
+        except ValueError:
+            return None
+    number = None if match["number"] is None else int(match["number"])
+    return Word((match["user"] or "") + (of_version_6 or match["name"]), number)
+
+
+def without_user(name: str) -> str:
+    """Returns the part of a host's name that the network knows."""
+    return name.rpartition("@")[2]
+
+
 def parse_hosts(text: str, source: str = "-H") -> list[Host]:
-    """Read `h1:2,h2:2`; a host without a number has one slot each time it is named.
+    """Read `h1:2,h2:2`; a host without a number has one slot each time it is named, and one with 0 slots is left out.
 
     Raises UsageError, which names `source`, the flag or argument that the text was given with.
     """
-    return merge(_parse_host(item.strip(), f"{source} {text}".rstrip()) for item in text.split(","))
+    hosts = merge(_parse_host(item.strip(), f"{source} {text}".rstrip()) for item in text.split(","))
+    if not hosts:
+        raise UsageError(f"{source} {text}: no host has a slot")
+    return hosts
+
+
+def lines_of_hosts(path: str, what: str) -> list[tuple[int, str]]:
+    """Returns the lines with their numbers, without comments and empty lines. Raises UsageError, which names `what`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")  # editors of Windows put a mark at the beginning
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what} {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    stripped = [(number, line.split("#")[0].strip()) for number, line in enumerate(text.splitlines(), start=1)]
+    return [(number, line) for number, line in stripped if line]
 
 
 def read_hostfile(path: str) -> list[Host]:
@@ -50,14 +93,9 @@ def read_hostfile(path: str) -> list[Host]:
 
     Raises UsageError.
     """
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the hostfile {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    stripped = [(number, line.split("#")[0].strip()) for number, line in enumerate(lines, start=1)]
-    hosts = merge(_parse_line(line, f"{path}, line {number}") for number, line in stripped if line)
+    hosts = merge(_parse_line(line, f"{path}, line {number}") for number, line in lines_of_hosts(path, "the hostfile"))
     if not hosts:
-        raise UsageError(f"the hostfile {path} names no host")
+        raise UsageError(f"the hostfile {path} names no host with a slot")
     return hosts
 
 
@@ -75,11 +113,11 @@ def existing_file(path: str | None, source: str) -> str | None:
 
 
 def merge(hosts: Iterable[Host]) -> list[Host]:
-    """Each host once, with all its slots, in the order in which they are first named."""
+    """Each host once, with all its slots, in the order in which they are first named; without those that have none."""
     slots: dict[str, int] = {}
     for host in hosts:
         slots[host.name] = slots.get(host.name, 0) + host.slots
-    return [Host(*item) for item in slots.items()]
+    return [Host(*item) for item in slots.items() if item[1] > 0]
 
 
 def total_slots(hosts: list[Host]) -> int:
@@ -88,28 +126,36 @@ def total_slots(hosts: list[Host]) -> int:
 
 
 def _parse_host(text: str, source: str, slots: int = 1) -> Host:
-    match = _HOST.fullmatch(text)
-    return _host(text, source, match["name"], match["slots"] or str(slots)) if match else _host(text, source, "", "")
+    word = split_host(text)
+    if word is None:
+        raise _not_a_host(text, source)
+    return Host(word.name, slots if word.number is None else word.number)
 
 
 def _parse_line(text: str, source: str) -> Host:
+    host, slots = split_line(text, source)
+    return _parse_host(host, source) if slots is None else Host(_parse_host(host, source).name, slots)
+
+
+def split_line(text: str, source: str) -> tuple[str, int | None]:
+    """Returns the host of a line and its `slots=`, if there are any. Raises UsageError, which names `source`."""
     match = _LINE.fullmatch(text)
-    if match is None:
-        return _host(text, source, "", "")
-    settings = dict(_SETTING.findall(match["settings"]))
-    slots = settings.pop("slots", match["colon"] or "1")
-    is_known = all(name in _IGNORED_SETTINGS for name in settings)
-    return _host(text, source, match["name"] if is_known else "", slots)
+    settings = dict(_SETTING.findall(match["settings"])) if match is not None else {}
+    slots = settings.pop("slots", None)
+    is_known = all(name in _IGNORED_SETTINGS for name in settings) and (slots is None or slots.isdecimal())
+    if match is None or not is_known:
+        raise _not_a_host(text, source)
+    return match["host"], None if slots is None else int(slots)
 
 
-def _host(text: str, source: str, name: str, slots: str) -> Host:
-    if not name or not slots.isdecimal() or int(slots) == 0:
-        raise UsageError(f'{source}: "{text}" is not a host; write host:2 or, in a hostfile, host slots=2')
-    return Host(name, int(slots))
+def _not_a_host(text: str, source: str) -> UsageError:
+    return UsageError(f'{source}: "{text}" is not a host; write host:2 or, in a hostfile, host slots=2')
 
 
 def is_this_host(name: str) -> bool:
-    """Whether the name is one of this host, or that of one of its addresses."""
+    """Whether the name is one of this host, or that of one of its addresses. One with a user is reached by ssh."""
+    if "@" in name:
+        return False
     if name in ("localhost", socket.gethostname()):
         return True
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from ringtrain.errors import ranges_of
 from ringtrain.folders import IN_MEMORY, temporary_folder
 from ringtrain.job import launched_by
-from ringtrain.runner.hosts import Host, UsageError, total_slots
+from ringtrain.runner.hosts import Host, UsageError, lines_of_hosts, split_host, split_line, total_slots
 
 # --- elastic jobs -----------------------------------------------------------------------------------------------------
 
@@ -77,9 +76,6 @@ def elastic_terms_of(arguments: argparse.Namespace) -> ElasticTerms:
 # --- jobs with servers ------------------------------------------------------------------------------------------------
 
 
-_ADDRESS = re.compile(r"[A-Za-z0-9][\w.-]*(?::(?P<port>\d+))?|[0-9a-fA-F:]+")
-
-
 class Address(NamedTuple):
     """A host, and where ssh listens there; None is its usual port."""
 
@@ -87,7 +83,10 @@ class Address(NamedTuple):
     port: int | None = None
 
     def __str__(self) -> str:
-        return self.host if self.port is None else f"{self.host}:{self.port}"
+        if self.port is None:
+            return self.host
+        user, at, host = self.host.rpartition("@")
+        return f"{user}{at}[{host}]:{self.port}" if ":" in host else f"{self.host}:{self.port}"
 
     @property
     def ssh_options(self) -> list[str]:
@@ -95,13 +94,12 @@ class Address(NamedTuple):
 
 
 def read_addresses(path: str) -> list[Address]:
-    """Raises UsageError where the file cannot be read or names none."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"-H {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    stripped = [(number, line.split("#")[0].strip()) for number, line in enumerate(lines, start=1)]
-    found = [address_of(line, f"{path}, line {number}") for number, line in stripped if line]
+    """Returns each host as often as it has slots. Raises UsageError where the file cannot be read or names none."""
+    found = []
+    for number, line in lines_of_hosts(path, "-H"):
+        source = f"{path}, line {number}"
+        host, slots = split_line(line, source)
+        found += [address_of(host, source)] * (1 if slots is None else slots)
     if not found:
         raise UsageError(f"-H {path} names no host")
     return found
@@ -109,12 +107,10 @@ def read_addresses(path: str) -> list[Address]:
 
 def address_of(text: str, source: str) -> Address:
     """`h1`, or `h1:2222` for another port of ssh. Raises UsageError, which names `source`."""
-    match = _ADDRESS.fullmatch(text)
-    if match is None:
+    word = split_host(text)
+    if word is None or word.number == 0:
         raise UsageError(f'{source}: "{text}" is not a host; write an address, or address:port for another port of ssh')
-    if match["port"] is None:
-        return Address(text)
-    return Address(text.rpartition(":")[0], int(match["port"]))
+    return Address(word.name, word.number)
 
 
 SCHEDULER, SERVER, WORKER = "scheduler", "server", "worker"
@@ -300,7 +296,16 @@ def require_program(command: list[str], environ: Mapping[str, str]) -> None:
 
 
 def environment_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ`, with this Python as the `python` of the ranks, and without what makes this process a rank itself."""
+    """`environ`, with this Python as the `python` of the ranks, and without what makes this process a rank itself.
+
+    Raises UsageError where the current folder, in which the ranks are to run, has been removed.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the current folder has been removed, but the ranks run in it; change to another one"
+        ) from None
     not_for_ranks = {launched_by.OWNER_VARIABLE}
     if launched_by.Ringrun().read(environ) is not None:
         not_for_ranks.update(launched_by.OF_RINGRUN)

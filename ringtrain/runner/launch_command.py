@@ -314,7 +314,8 @@ def command_of_copy(to: str, host: Address, environ: Mapping[str, str]) -> list[
     if is_this_host(host.host):
         return [*words, "./", f"{to}/"]
     shell = remote_shell(environ, host.ssh_options)
-    name = f"[{host.host}]" if ":" in host.host else host.host
+    user, at, name = host.host.rpartition("@")
+    name = f"{user}{at}[{name}]" if ":" in name else host.host
     return [*words, "-e", shlex.join(shell), "./", f"{name}:{to}/"]
 
 

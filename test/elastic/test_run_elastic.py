@@ -714,6 +714,8 @@ def test_a_script_that_fails_at_first_is_a_mistake(shell: str, message: str, tmp
 def test_a_script_may_print_comments_and_hosts_without_numbers() -> None:
     discovery = Discovery("printf 'h1:2\\n\\n# spot\\nh2 # new\\n'", slots=4)
     assert discovery.ask() == [Host("h1", 2), Host("h2", 4)]
+    discovery = Discovery("sleep 300 & echo h1:2; echo h2:0", slots=4)  # which keeps the standard output open
+    assert discovery.ask() == [Host("h1", 2)]
 
 
 def test_a_script_that_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from harness.hosts import SimulatedHosts
 from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until
 
 from ringtrain.runner.hosts import Host, UsageError
-from ringtrain.runner.job import Address, Cast, Job, RoleTerms, host_of, read_addresses
+from ringtrain.runner.job import Address, Cast, Job, RoleTerms, address_of, host_of, read_addresses
 from ringtrain.runner.launch_command import build_job, build_parser, command_of_copy
 
 pytestmark = [needs_mpi, pytest.mark.alike]
@@ -100,9 +101,14 @@ def test_a_hostfile_has_an_address_in_each_line_and_maybe_a_port_of_ssh(tmp_path
     expected = [Address("172.30.0.172"), Address("h2", 2222), Address("fe80::1")]
     assert read_addresses(str(hosts)) == expected
     assert terms_of("-n", "1", "-H", str(hosts), *TRAIN).hosts == expected
-    hosts.write_text("h1\nh2 slots=2\n")
-    with pytest.raises(UsageError, match=r'hosts, line 2: "h2 slots=2" is not a host; write an address'):
-        read_addresses(str(hosts))
+    hosts.write_text("\ufeffh1 slots=2\nme@h2\n[fe80::1]:2222\nh3 slots=0\n", encoding="utf-8")
+    expected = [Address("h1"), Address("h1"), Address("me@h2"), Address("fe80::1", 2222)]
+    assert read_addresses(str(hosts)) == expected
+    assert [address_of(str(one), "") for one in expected] == expected  # as the starter is told them
+    for wrong in ("h2 slots=", "h2 rank=1", "h1:0", "1:2:3", "me@", "h 1"):
+        hosts.write_text(f"h1\n{wrong}\n")
+        with pytest.raises(UsageError, match=f"hosts, line 2: {re.escape(json.dumps(wrong))} is not a host"):
+            read_addresses(str(hosts))
 
 
 def test_words_after_the_command_belong_to_the_command() -> None:

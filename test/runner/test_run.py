@@ -55,9 +55,23 @@ def test_hosts_of_the_command_line() -> None:
         Host("node-7.cluster.org", 16),
         Host("10.0.0.3", 1),
     ]
+    assert parse_hosts("me@h1:2,fe80::1,[::1]:4,me@[::1]") == [
+        *(Host("me@h1", 2), Host("fe80::1", 1)),
+        *(Host("::1", 4), Host("me@::1", 1)),
+    ]
 
 
-@pytest.mark.parametrize("text", ["", "h1:", "h1:0", "h1:-1", "h1:two", "h1,,h2", "h1:2:3", "-x", "h1;rm", "h1 h2"])
+def test_a_host_without_a_slot_is_left_out(tmp_path: Path) -> None:
+    assert parse_hosts("h1:0,h2:1") == [Host("h2", 1)]
+    with pytest.raises(UsageError, match="-H h1:0: no host has a slot"):
+        parse_hosts("h1:0")
+    (file := tmp_path / "hosts").write_text("\ufeffh1 slots=0\nh2 slots=1\n", encoding="utf-8")
+    assert read_hostfile(str(file)) == [Host("h2", 1)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h1:", "1:2:3", "@h1", "[h1]", "h1:-1", "h1:two", "h1,,h2", "h1:2:3", "-x", "h1;rm", "h1 h2"]
+)
 def test_a_malformed_host_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a host"):
         parse_hosts(text)
@@ -207,6 +221,39 @@ def test_without_a_home_that_exists_a_launcher_gets_a_private_folder(
     private_folder.cache_clear()
     assert with_home({}) == {"HOME": str(tmp_path / f"ringtrain-{os.geteuid()}")}
     private_folder.cache_clear()
+
+
+@pytest.mark.parametrize("module", ["ringtrain.run", "ringtrain.launch"])
+def test_a_current_folder_that_was_removed_is_named(module: str, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    words = {"ringtrain.run": "-np 1", "ringtrain.launch": "--launcher local -n 1 -s 1"}[module]
+    script = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec {sys.executable} -m {module} {words} true"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert "the current folder has been removed" in done.stderr and done.returncode == 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [("true", "loopback down"), ("ip link set lo up; ip addr del 127.0.0.1/8 dev lo", "gives loopback its address")],
+)
+@pytest.mark.parametrize("words", [["--network", "sockets"], ["--min-np", "2"]], ids=["ranks", "elastic"])
+def test_a_host_without_loopback_is_told_so_at_once(words: list[str], before: str, text: str) -> None:
+    try:
+        subprocess.run(["unshare", "--net", "ip", "link"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    script = "import ringtrain as hvd; hvd.init()"
+    inside = ["unshare", "--net", "sh", "-c", f'{before}; exec "$@"', "sh", sys.executable, "-m", "ringtrain.run"]
+    command = [*inside, "-np", "2", *words, sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert text in done.stdout + done.stderr and done.returncode != 0, done
+
+
+def test_plain_python_in_a_job_of_slurm_with_several_tasks_says_so() -> None:
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}
+    command = [sys.executable, "-c", "import ringtrain as hvd; hvd.init(); print(hvd.size())"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert done.stdout == "1\n" and "2 tasks (SLURM_NTASKS): start the script with srun" in done.stderr, done
 
 
 @needs_mpi

@@ -70,7 +70,10 @@ def read(path: Path) -> bytes:
         of_group, of_others = status.st_mode & stat.S_IRWXG, status.st_mode & stat.S_IRWXO
         is_of_own_group = of_group == stat.S_IRGRP and status.st_gid in {os.getegid(), *os.getgroups()}
         if of_others or (of_group and not is_of_own_group):
-            raise PermissionError(f"{path} holds the secret of a job, but others may read it: chmod 600 {path}")
+            raise PermissionError(
+                f"{path} holds the secret of a job, but others may read it: chmod 600 {path}, or for a secret that "
+                "Kubernetes mounts, defaultMode: 0400"
+            )
         secret = file.read(_MOST_BYTES)
     if len(secret) < _BYTES:
         raise ValueError(f"{path} is to hold the secret of a job, but has less than {_BYTES} bytes")

@@ -6,6 +6,7 @@ The server hands what each rank says to all ranks, round by round, and knows whi
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -275,6 +276,7 @@ _PROOF_S = 5.0
 _GRACE_S = 5.0
 # Rank 0, which serves, gives the others so long to get the reason of an error before it ends. A stopped one gets none.
 _ANSWER_AFTER_AN_ERROR_S = 1.0
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KINDS = {"StalledError": errors.StalledError, "PeerLostError": errors.PeerLostError, "ValueError": ValueError}
 
 
@@ -443,6 +445,9 @@ def connect(
                 pass
             except OSError as error:
                 reason = error
+                if error.errno == errno.ENETUNREACH and place.host in _LOOPBACK:
+                    remedy = "is loopback down? `ip link set lo up` starts it"
+                    raise errors.StalledError(f"{place} cannot be reached: {error.strerror}; {remedy}") from None
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.5)
     whom = whom or f"init() has waited for rank 0 at {place}, where the ranks meet,"

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from ringtrain.job.host import INTERFACES_VARIABLE, address_towards, addresses_o
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import FILE_VARIABLE, read
 from ringtrain.job.rendezvous.server import Server
-from ringtrain.runner.hosts import Host, is_this_host, parse_hosts, travelling
+from ringtrain.runner.hosts import Host, is_this_host, parse_hosts, travelling, without_user
 from ringtrain.runner.job import (
     SCHEDULER,
     Address,
@@ -100,7 +102,7 @@ class Meeting:
 
 def _address_towards(host: str) -> str:
     try:
-        return address_towards(host)
+        return address_towards(without_user(host))
     except OSError:
         return usual_address()  # ssh will say what is wrong
 
@@ -149,6 +151,19 @@ def _complain(error: Exception) -> int:
     return 1
 
 
+def _listener(address: str, port: int = 0) -> socket.socket:
+    """Returns a socket that listens there. Ends this process where it cannot."""
+    try:
+        return bound(address, port)
+    except OSError as error:
+        remedy = ""
+        if error.errno == errno.EADDRINUSE:
+            remedy = "; does another job meet there? Set RINGTRAIN_RENDEZVOUS to another port"
+        elif error.errno == errno.EADDRNOTAVAIL and address == "127.0.0.1":
+            remedy = "; `ip addr add 127.0.0.1/8 dev lo` gives loopback its address"
+        sys.exit(_complain(OSError(f"cannot listen at {address}:{port}: {error.strerror}{remedy}")))
+
+
 def _parser(*lists: str) -> argparse.ArgumentParser:
     """Returns a parser of these flags, which may be repeated, and of the command."""
     parser = argparse.ArgumentParser(description="The starter of ringrun and ringlaunch.", allow_abbrev=False)
@@ -169,7 +184,7 @@ def _ranks() -> int:
     shares = shares_of(arguments.num_proc, parse_hosts(arguments.hosts) if arguments.hosts else [])
     meeting = Meeting([share.host for share in shares], os.environ.get(INTERFACES_VARIABLE, ""))
     secret = secrets.token_bytes(32)
-    server = Server(bound(meeting.listens_at, 0), secret)
+    server = Server(_listener(meeting.listens_at), secret)
     environment = _environment(arguments.exported)
 
     def order_of(share: Share) -> Order:
@@ -204,7 +219,7 @@ def _yarn_ranks() -> int:
     secret = secrets.token_bytes(32)
 
     def run(found: list[yarn.Arrival], here: yarn.Here) -> int:
-        server = Server(bound(here.listens_at, 0), secret)
+        server = Server(_listener(here.listens_at), secret)
         place, environment = _place(here.address, server.port), _environment(arguments.exported)
 
         def order_of(share: Share) -> Order:
@@ -246,7 +261,7 @@ def _elastic() -> int:
     mail = Mail()
     most = _NO_LIMIT if terms.most is None else terms.most
     limits = Limits(arguments.num_proc, terms.least, most, terms.timeout_s, terms.reset_limit)
-    server = ElasticServer(bound(meeting.listens_at, port), secret, limits, mail.put)
+    server = ElasticServer(_listener(meeting.listens_at, port), secret, limits, mail.put)
     fleet = Fleet(arguments.num_proc, most, terms.cooldown_s)
     fleet.set_hosts(hosts)
     environment = _environment(arguments.exported)

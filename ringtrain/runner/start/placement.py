@@ -115,24 +115,24 @@ class Discovery:
     def ask(self) -> list[Host]:
         """Raises DiscoveryError."""
         source = f"--host-discovery-script {self._script}"
-        process = subprocess.Popen(
-            self._script,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            printed, _ = process.communicate(timeout=_LONGEST_S)
-        except subprocess.TimeoutExpired:
-            raise DiscoveryError(f"{source} has not ended within {_LONGEST_S:g} s") from None
-        except UnicodeDecodeError as error:
-            raise DiscoveryError(f"{source} has printed no text: {error}") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        # A file, not a pipe, which a process that the script leaves behind would hold open.
+        with open(os.memfd_create("ringtrain-hosts"), "r+b") as file:
+            process = subprocess.Popen(
+                self._script, shell=True, stdin=subprocess.DEVNULL, stdout=file, start_new_session=True
+            )
+            try:
+                process.wait(_LONGEST_S)
+            except subprocess.TimeoutExpired:
+                raise DiscoveryError(f"{source} has not ended within {_LONGEST_S:g} s") from None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            file.seek(0)
+            try:
+                printed = file.read().decode()
+            except UnicodeDecodeError as error:
+                raise DiscoveryError(f"{source} has printed no text: {error}") from None
         if process.returncode != 0:
             raise DiscoveryError(f"{source} has failed with exit code {process.returncode}")
         try:

@@ -6,13 +6,14 @@ The starter has an agent on each host, and decides alone how the job ends.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ringtrain.job.host import address_towards, addresses_of, usual_address
-from ringtrain.runner.hosts import is_this_host
+from ringtrain.runner.hosts import is_this_host, without_user
 from ringtrain.runner.job import SERVER, WORKER, Address, RoleProcess, RoleTerms
 from ringtrain.runner.start.links import Link
 from ringtrain.runner.start.starter import Starter, end_of, report_to_ringrun, say
@@ -192,14 +193,19 @@ def open_root(hosts: Sequence[str], environ: Mapping[str, str]) -> Root:
 
 
 def _held(address: str, port: int) -> socket.socket | None:
-    """None where it is taken. Another ringlaunch finds it taken, the scheduler may listen there all the same."""
+    """None where it is taken. Another ringlaunch finds it taken, the scheduler may listen there all the same.
+
+    Raises OSError where this host has no such address.
+    """
     family, kind, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     holder = socket.socket(family, kind)
     try:
         holder.bind(place)
-    except OSError:
+    except OSError as error:
         holder.close()
-        return None
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise OSError(error.errno, f"{error.strerror}: the scheduler cannot listen at {address}:{port}") from None
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return holder
 
@@ -214,7 +220,7 @@ def _own_address(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
         if named:
             return named[0]
     with contextlib.suppress(OSError):
-        return address_towards(remote[0])
+        return address_towards(without_user(remote[0]))
     return usual_address()  # ssh will say what is wrong
 
 
@@ -247,6 +253,6 @@ def _address_of(host: str, root: Root) -> str | None:
     if is_this_host(host):
         return root.address
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        return str(socket.getaddrinfo(without_user(host), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return None  # a name that ssh alone knows
