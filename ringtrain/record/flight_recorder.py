@@ -24,7 +24,7 @@ from typing import Any
 
 import ringtrain._core as _core
 from ringtrain import failure
-from ringtrain.folders import temporary_folder
+from ringtrain.record.folders import temporary_folder
 from ringtrain.record.logger import logger
 
 # In the folder for temporary files, each with the name of a job.

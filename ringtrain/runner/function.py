@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from ringtrain.folders import temporary_folder
 from ringtrain.job import launched_by
 from ringtrain.pickling import pickler
+from ringtrain.record.folders import temporary_folder
 from ringtrain.runner import horovod_flags
 from ringtrain.runner.hosts import Host, UsageError, existing_file, parse_hosts, read_hostfile, total_slots
 from ringtrain.runner.job import (

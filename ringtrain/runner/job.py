@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtrain.errors import ranges_of
-from ringtrain.folders import IN_MEMORY, temporary_folder
 from ringtrain.job import launched_by
+from ringtrain.record.folders import IN_MEMORY, temporary_folder
 from ringtrain.runner.hosts import Host, UsageError, lines_of_hosts, split_host, split_line, total_slots
 
 # --- elastic jobs -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtrain.folders import private_folder
+from ringtrain.record.folders import private_folder
 
 
 class MpiNotFound(Exception):

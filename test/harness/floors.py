@@ -33,7 +33,7 @@ CPP_ROOMS = {
 }
 PYTHON_FLOORS = (
     {"_core", "version"},
-    {"errors", "failure", "folders", "optim", "options", "pickling"},
+    {"errors", "failure", "optim", "options", "pickling"},
     {"arrays", "record"},
     {"engine"},
     {"job"},

@@ -15,7 +15,7 @@ from harness.ringrun_job import TIMEOUT_S
 from harness.socket_ranks import free_port
 from harness.spec import FOLDER_OF_LAUNCHERS
 
-from ringtrain.folders import private_folder, temporary_folder
+from ringtrain.record.folders import private_folder, temporary_folder
 
 SUM = """
 import numpy, ringtrain as hvd

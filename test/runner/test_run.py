@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from harness.ringrun_job import TIMEOUT_S, needs_mpi, on_each_network, ringrun
 
-from ringtrain.folders import private_folder
+from ringtrain.record.folders import private_folder
 from ringtrain.runner import command, launchers, mpi_library
 from ringtrain.runner.flags import build_parser, option_variables
 from ringtrain.runner.hosts import Host, UsageError, parse_hosts, read_hostfile

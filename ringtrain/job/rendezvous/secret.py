@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from ringtrain.folders import private_folder
+from ringtrain.record.folders import private_folder
 
 FILE_VARIABLE = "RINGTRAIN_SECRET_FILE"
 # Set by agents beside it: that file, the descriptor of it that a rank inherits, and its device and inode, by which a
