@@ -66,7 +66,8 @@ class Starter(ABC, Generic[At]):
         while True:
             if not self._is_ending:
                 self._go_on()
-            if self._rule.is_due(time.monotonic()) and not self._is_ending:
+            # processes that were told to end have the time that ringrun gives them
+            if self._rule.is_due(time.monotonic()) and not self._is_ending and not self._is_stopping:
                 self._end(self._rule.grace_s)
             if self._is_ending and (not self._links or time.monotonic() >= self._give_up_at):
                 break

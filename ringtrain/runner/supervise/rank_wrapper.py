@@ -161,7 +161,9 @@ class Wrapper:
         self._times_told_to_end = 0
         self._told_at = float("-inf")  # when SIGTERM or its like last came to this process and the rank
         self._asked_at: float | None = None  # when ringrun has asked for SIGTERM that is not sent yet
-        self._has_said_told = self._has_ended = False
+        # whom scancel signals; a launcher that ends may read one frame, which is that of the end
+        self._has_to_say_told = _slurm_step() != "-"
+        self._has_ended = False
         process_tree.adopt_orphans()
         self._wake_up, wake_up_end = os.pipe()
         for descriptor in (self._wake_up, wake_up_end):
@@ -183,8 +185,8 @@ class Wrapper:
         while status is None:
             self._forward(streams, _LOOK_S)
             self._require_launcher()
-            if self._told_at > 0 and not self._has_said_told:
-                self._has_said_told = True
+            if self._told_at > 0 and self._has_to_say_told:
+                self._has_to_say_told = False
                 self._sender.send(TOLD, b"")
             status = _status_of(pid)
         ended_at = time.monotonic()
