@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -89,7 +90,7 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [ENDS[how] for how in ("exits", "is killed", "is interrupted")], ids=str)
+@pytest.mark.parametrize("end", [ENDS[how] for how in ("exits at once", "is killed")], ids=str)
 def test_mpirun_alone_returns_the_exit_code_of_the_rank(end: End, tmp_path: Path) -> None:
     ended = run([*MPIRUN, "-np", "3", sys.executable, "-c", SCRIPT.format(end=end.code), str(tmp_path)])
     assert ended.returncode == end.exit_code, ended.stderr
@@ -110,7 +111,9 @@ signal.signal(signal.SIGTERM, lambda *_: told.append(time.monotonic()))
 began = time.monotonic()
 while not told and time.monotonic() < began + 50:
     time.sleep(0.02)
-pathlib.Path(sys.argv[1], "waited").write_text(str(time.monotonic() - began))
+waited = time.monotonic() - began
+time.sleep(4)  # a checkpoint
+pathlib.Path(sys.argv[1], "waited").write_text(str(waited))
 """
 
 
@@ -160,3 +163,76 @@ def test_workers_are_told_who_ended_and_save(end: End, servers: str, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["rank.0"], ended.stderr
     assert re.match(r"PeerLostError: .*worker 1\b", (tmp_path / "rank.0").read_text(), re.DOTALL)
     assert ended.returncode == end.exit_code, ended.stderr
+
+
+# --- other ways to start ranks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["raises", "is killed"])
+def test_ranks_of_a_function_are_told_who_ended_and_save(how: str, tmp_path: Path) -> None:
+    script = SCRIPT.format(end=ENDS[how].code).replace("sys.argv[1]", repr(str(tmp_path)))
+    program = f"import ringtrain; ringtrain.run(exec, ({script!r}, {{}}), num_proc=3)"
+    ended = run([sys.executable, "-c", program])
+    assert {path.name for path in tmp_path.iterdir()} == {"rank.0", "rank.2"}, ended.stderr
+    what = "RuntimeError: no data" if how == "raises" else "the first to fail was rank 1 on .*, ended by SIGKILL"
+    assert re.search(what, ended.stderr), ended.stderr
+
+
+# Process 0 is awaited by nobody when the others have failed too often.
+GIVEN_UP = """
+import os, pathlib, sys, time
+import numpy as np
+import ringtrain as hvd
+
+state = hvd.elastic.ObjectState(step=0)
+
+@hvd.elastic.run
+def train(state):
+    if hvd.rank() == 1:
+        os._exit(5)
+    while True:
+        hvd.allreduce(np.ones(10, np.float32), name="x")
+        state.commit()
+
+hvd.init()
+try:
+    train(state)
+except BaseException as error:
+    time.sleep(1)
+    pathlib.Path(sys.argv[1], "saved").write_text(f"{type(error).__name__}: {error}")
+    raise
+"""
+
+
+def test_a_process_that_waits_for_others_is_told_that_the_job_is_given_up_and_saves(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ringtrain.run", "-np", "2", "--min-np", "2"]
+    ended = run([*words, sys.executable, "-c", GIVEN_UP, str(tmp_path)])
+    assert ended.returncode == 1, ended.stderr
+    assert "fewer than 2 ranks (--min-np) are left" in (tmp_path / "saved").read_text()
+
+
+@pytest.mark.slow
+def test_torchrun_and_ranks_started_by_hand(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(end="os._exit(5)"))
+    (folder := tmp_path / "torchrun").mkdir()
+    ended = run([str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=3", str(script), str(folder)])
+    assert ended.returncode == 1, ended.stderr
+
+    (folder := tmp_path / "by-hand").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (secret := tmp_path / "secret").write_bytes(os.urandom(32))
+    secret.chmod(0o600)
+    place = {"RINGTRAIN_SIZE": "3", "RINGTRAIN_RENDEZVOUS": f"127.0.0.1:{port}", "RINGTRAIN_SECRET_FILE": str(secret)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder)],
+            env={**os.environ, "PYTHONPATH": ROOT, **place, "RINGTRAIN_RANK": str(rank)},
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(3)
+    ]
+    assert [rank.wait(TIMEOUT_S) for rank in ranks] == [1, 5, 1]
+    assert {path.name for path in folder.iterdir()} == {"rank.0", "rank.2"}

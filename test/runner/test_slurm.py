@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -12,8 +14,10 @@ from pathlib import Path
 import pytest
 from harness.frameworks import need
 from harness.hosts import HostsUnavailable
-from harness.ringrun_job import ROOT
+from harness.ringrun_job import ROOT, wait_until
 from slurm import SlurmCluster, slurm_cluster
+from test_ends import ENDS, SCRIPT
+from test_run_inherited import SAVER
 
 from ringtrain.runner import mpi_library
 
@@ -267,3 +271,37 @@ def test_a_host_that_is_lost_is_no_success(cluster: SlurmCluster, process_manage
     assert "done" not in job.printed and "ringrun: " in job.printed
     of_ringrun = "".join(line for line in job.printed.splitlines() if "ringrun: " in line)
     assert "got lost" in of_ringrun or f"from {cluster.names[1]} nothing was heard" in of_ringrun, job.printed
+
+
+SAVED = r"^(PeerLostError|RemoteError|ShutDownError): .*rank 1\b"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raises", "exits", "exits at once", "is killed"])
+@pytest.mark.parametrize("launcher", [["ringrun", "--launcher", "srun"], ["srun", "--mpi=none"]], ids=" ".join)
+def test_the_others_are_told_who_ended_and_save(cluster: SlurmCluster, launcher: list[str], how: str) -> None:
+    end, folder = ENDS[how], cluster.folder / f"ends-{time.monotonic_ns()}"
+    folder.mkdir()
+    words = ["salloc", "--ntasks=3", *launcher, "python", "-c", SCRIPT.format(end=end.code), str(folder)]
+    code, output = run(cluster, *words, RINGTRAIN_NETWORK="sockets")
+    told = [path.read_text() for path in folder.iterdir()]
+    assert len(told) == 2 and all(re.match(SAVED, one, re.DOTALL) for one in told), output
+    assert code == end.exit_code or (launcher[0] == "srun" and code != 0), output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["srun", "ssh", "mpirun"])
+def test_scancel_tells_ranks_once_and_leaves_them_their_time(
+    cluster: SlurmCluster, process_manager: str, launcher: str
+) -> None:
+    (folder := cluster.folder / f"saved-{time.monotonic_ns()}").mkdir()
+    network = "mpi" if launcher == "mpirun" else "sockets"
+    line = ["ringrun", "-np", "2", "--network", network, "--launcher", launcher, "python", "-c", SAVER, str(folder)]
+    script = folder.with_suffix(".sh")
+    script.write_text(f"#!/bin/bash\nexec {shlex.join(line)}\n")
+    options = ["--parsable", f"--output={folder}.out", "--ntasks=2", "--nodes=1"]
+    (number,) = cluster.run("sbatch", *options, str(script), **VARIABLES).stdout.split()
+    wait_until(lambda: [path.read_text() for path in folder.iterdir()] == ["ready\n"] * 2)
+    cluster.run("scancel", number)
+    wait_until(lambda: number not in cluster.run("squeue", "--noheader", "--format=%i").stdout.split())
+    assert [path.read_text() for path in folder.iterdir()] == ["ready\ntold\nsaved\n"] * 2

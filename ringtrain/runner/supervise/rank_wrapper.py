@@ -158,7 +158,7 @@ class Wrapper:
         self._command = command
         self._launcher = os.getppid()
         self._sender = Sender(sys.stderr.fileno(), rank, self._require_launcher)
-        self._times_told_to_end = 0
+        self._times_told_to_end = self._times_signalled = 0
         self._told_at = float("-inf")  # when SIGTERM or its like last came to this process and the rank
         self._asked_at: float | None = None  # when ringrun has asked for SIGTERM that is not sent yet
         # whom scancel signals; a launcher that ends may read one frame, which is that of the end
@@ -273,8 +273,9 @@ class Wrapper:
         ringrun knows of it, and has this process ended with the last of them.
         """
         stay_s = float(os.environ[GRACE_VARIABLE]) + _STAY_LONGER_S if GRACE_VARIABLE in os.environ else 0.0
-        told, until = self._times_told_to_end, time.monotonic() + stay_s
-        while self._times_told_to_end == told and time.monotonic() < until:
+        signalled, until = self._times_signalled, time.monotonic() + stay_s
+        # requests are for ranks that still run
+        while self._times_signalled == signalled and time.monotonic() < until:
             self._forward({}, min(_LOOK_S, max(0.0, until - time.monotonic())))
             self._require_launcher()
 
@@ -286,6 +287,7 @@ class Wrapper:
 
     def _note(self, number: int, frame: object) -> None:
         self._times_told_to_end += 1
+        self._times_signalled += 1
         self._told_at = time.monotonic()
 
     def _note_request(self, number: int, frame: object) -> None:

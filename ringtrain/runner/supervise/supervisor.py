@@ -155,7 +155,6 @@ class Shutdown:
         self._say = say
         self._names = names
         self._grace_s: float | None = None
-        self._launcher_knows = False
         self._launcher_at = float("inf")
         self._kill_at = float("inf")
 
@@ -173,12 +172,6 @@ class Shutdown:
         if self._grace_s is None:
             self._grace_s = 0.0 if self._signal_sender.send(signal.SIGTERM) else grace_s
             self._launcher_at = min(self._launcher_at, time.monotonic() + self._grace_s)
-
-    def let_launcher_know(self) -> None:
-        """All ranks have ended, and one has failed: lets the wrappers end, which have kept that from the launcher."""
-        if not self._launcher_knows:
-            self._launcher_knows = True
-            self._signal_sender.send(signal.SIGTERM)
 
     def tell_launcher(self) -> None:
         """Makes the launcher end the job, which gives the ranks as much time as it pleases."""
@@ -210,7 +203,7 @@ _LOOK_S = 0.2
 # The pipes of an ended launcher are read for this time at most.
 _DRAIN_S = 1.0
 # A launcher that ends a job by itself has done so within this time. The wrappers of ranks that somebody else has told
-# to end wait for it, else for ringrun.
+# to end wait for it, else for ringrun. A failure is kept from the launcher, so there ringrun does not wait for it.
 _LAUNCHER_ENDS_S = 2.0
 _CLEAN_UP_S = 5.0
 _REAP_S = 3.0
@@ -407,10 +400,8 @@ class Supervisor:
             if self._launcher.scancel is not None and time.monotonic() < self._signalled_at + _HEAR_S:
                 return
             self._shutdown.ask_ranks(self._settings.grace_s)
-        elif time.monotonic() >= self._wrappers_wait_since + _LAUNCHER_ENDS_S:
+        elif time.monotonic() >= self._wrappers_wait_since + (_LAUNCHER_ENDS_S if self._were_told else 0.0):
             self._shutdown.tell_launcher()
-        elif self._wrappers_wait_since < float("inf") and not self._were_told:
-            self._shutdown.let_launcher_know()
         elif self._rule.is_due(time.monotonic()):
             self._shutdown.ask_ranks(self._rule.grace_s)
         self._shutdown.go_on()
