@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import ringtrain._core as _core
@@ -48,6 +50,7 @@ class Transfers:
         self._counts: dict[tuple[int, int, int], int] = {}  # by source, destination and tag: how many there were
         self._questions = 0
         self._open_questions: dict[int, _core.Handle] = {}  # by tag: who sends to this rank
+        self._expected: dict[int, deque[AnySource]] = {}  # by tag: messages from any rank, in the order of their calls
 
     def send(self, tensor: Tensor, to: int, tag: int, group: str, timeout_s: float, is_awaited: bool) -> Transfer:
         """A message to this rank of the job. group: its title, of messages for users."""
@@ -92,13 +95,22 @@ class Transfers:
             transfer.settle_alone()
         return transfer
 
-    def receive_from_any(
-        self, tensor: Tensor, tag: int, title: str, group: str, timeout_s: float, end: float
-    ) -> Transfer | None:
-        """Asks until `end` which rank sends a message to this one, and receives it; 0: only looks.
+    def expect(self, one: AnySource) -> None:
+        """Notes a message from any rank. Those of one tag get their messages in the order of these calls."""
+        with self._lock:
+            self._expected.setdefault(one.tag, deque()).append(one)
 
-        Returns None if no rank does yet, or another thread has got the answer. Questions with one tag are asked one
-        after the other, each when the message of the last one is received. Else two would have the same answer.
+    def forget(self, one: AnySource) -> None:
+        """Called when it has failed."""
+        with self._lock, suppress(KeyError, ValueError):
+            self._expected[one.tag].remove(one)
+
+    def receive_from_any(self, tag: int, title: str, end: float) -> None:
+        """Asks until `end` which rank sends a message to this one, and receives it for the first that expects one.
+
+        With `end` 0 it only looks. Afterwards no rank may have sent one yet, or another thread has got the answer.
+        Questions with one tag are asked one after the other, each when the message of the last one is received. Else
+        two would have the same answer.
         """
         with self._lock:
             handle = self._open_questions.get(tag)
@@ -109,15 +121,14 @@ class Transfers:
                 handle = self._open_questions[tag] = submitted(operation, [], [], (), False, title)
         try:
             if not (is_done_by(handle, end) if end > 0 else _core.wait(handle, 0)):
-                return None
+                return
         except Exception:
             with self._lock:
                 self._close(tag, handle)
             raise
         with self._lock:
-            if not self._close(tag, handle):
-                return None
-            return self.receive(tensor, handle.number(), tag, group, timeout_s)
+            if self._close(tag, handle):
+                self._expected[tag].popleft().receive(handle.number())
 
     def _close(self, tag: int, handle: _core.Handle) -> bool:
         """Whether the question was open, so that the answer is the caller's."""
@@ -148,9 +159,10 @@ class AnySource(Transfer):
     ) -> None:
         title = f"recv (from any rank, tag {tag}, of {group})"
         super().__init__(title, (), tensors, tensors, None, timeout_s, order_of(view_of(tensors[0], "recv")))
-        self._transfers, self._tag, self._of_group, self._require_open = transfers, tag, group, require_open
+        self._transfers, self.tag, self._of_group, self._require_open = transfers, tag, group, require_open
         self._received: Transfer | None = None
         self._turn = threading.Lock()
+        transfers.expect(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds()
@@ -191,7 +203,8 @@ class AnySource(Transfer):
                 return True
             try:
                 if self._received is None:
-                    self._received = self._ask(end)
+                    self._require_open("recv")
+                    self._transfers.receive_from_any(self.tag, self._title, end)
                 if self._received is not None:
                     if end > 0:
                         self._received._ends_by(end, self._timeout_s)
@@ -202,19 +215,15 @@ class AnySource(Transfer):
                 if end > 0 and not self._is_done and time.monotonic() >= self._deadline:
                     raise self._overdue(self._timeout_s)
             except RingtrainError as error:
+                self._transfers.forget(self)
                 self._error, self._is_done = error, True
                 report_failure(error)
             return self._is_done
 
-    def _ask(self, end: float) -> Transfer | None:
-        """The message of the rank that sends one, or None if there is none yet."""
-        self._require_open("recv")
-        received = self._transfers.receive_from_any(
-            self._results[0], self._tag, self._title, self._of_group, self._timeout_s, end
-        )
-        if received is not None:
-            self.peer = received.peer
-        return received
+    def receive(self, source: int) -> None:
+        """Called when this rank of the job sends the message that is due to this one."""
+        received = self._transfers.receive(self._results[0], source, self.tag, self._of_group, self._timeout_s)
+        self.peer, self._received = received.peer, received
 
 
 def _wait_for_future(only: list[AnySource]) -> None:

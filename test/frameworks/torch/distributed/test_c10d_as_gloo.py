@@ -344,3 +344,41 @@ def test_a_result_in_a_tensor_whose_elements_share_memory_is_refused_by_the_call
             group.reduce_scatter([plain], [[plain, plain.int()]])
         dist.all_reduce(plain)
         assert plain.tolist() == [2.0] * 4
+
+
+# ---------------------------------------------------------------------------------------- messages from any rank
+
+
+@pytest.mark.ranks(2, 3)
+def test_messages_from_any_rank_arrive_in_the_order_of_the_calls():
+    with default_group() as rank:
+        for tag in (0, 3):
+            if rank == 1:
+                for value in range(6):
+                    dist.send(torch.full((2,), value + 1.0), 0, tag=tag)
+            elif rank == 0:
+                tensors = [torch.zeros(2) for _ in range(6)]
+                works = [dist.irecv(tensor, tag=tag) for tensor in tensors]
+                del works[0]  # takes its message all the same
+                works[3].wait()
+                assert tensors[0][0] == 1.0 and works[3].source_rank() == 1
+                while not works[2].is_completed():
+                    pass
+                for work in reversed(works):
+                    work.wait()
+                assert [tensor.tolist() for tensor in tensors] == [[value + 1.0] * 2 for value in range(6)]
+        if rank == 0:
+            late = torch.zeros(2)
+            with pytest.raises(hvd.StalledError, match=r"recv \(from any rank.* within the timeout of 0\.2 s"):
+                dist.irecv(late).wait(SHORT)
+            dist.distributed_c10d._set_pg_timeout(SHORT)
+            with pytest.raises(hvd.StalledError, match=r"recv \(from any rank.* within the timeout of 0\.2 s"):
+                dist.recv(torch.zeros(2))
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=LIMIT_S))
+        hvd.barrier()
+        if rank == 1:
+            for value in (5.0, 6.0):
+                dist.send(torch.full((2,), value), 0)
+        elif rank == 0:
+            dist.recv(received := torch.zeros(2))
+            assert late.tolist() == [5.0, 5.0] and received.tolist() == [6.0, 6.0]
