@@ -84,7 +84,7 @@ _DONE = Work.done([])  # for torch.distributed.all_reduce(), which waits for it 
 
 
 class Options:
-    """What scripts and torch read at `group.options`."""
+    """Settings of a group, for scripts and torch, at `group.options`."""
 
     def __init__(self, timeout: timedelta) -> None:
         self._timeout = timeout

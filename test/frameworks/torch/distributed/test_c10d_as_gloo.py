@@ -1,4 +1,4 @@
-"""What scripts rely on in gloo beside the values of operations: when results arrive, timeouts, what is only read."""
+"""Habits of gloo that scripts rely on: when results arrive, timeouts, sources that are only read."""
 
 import ctypes
 import mmap
@@ -277,7 +277,7 @@ SOURCES = {
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", list(SOURCES))
-def test_what_is_only_read_need_not_be_writable(kind):
+def test_a_source_need_not_be_writable(kind):
     with default_group() as rank:
         for count in (4, 1024):
             value = rank + 1.0
