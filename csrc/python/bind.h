@@ -21,17 +21,18 @@
 
 namespace ringtrain {
 
-// Giving the GIL back and taking it, for threads that may outlive Python.
+// Calls of Python's C API in threads that may outlive Python.
 //
-// While Python ends, a thread that asks for the GIL never gets it: Python 3.14 and later stop the thread, earlier
-// versions end it with pthread_exit(). That unwinds the stack like an exception, through destructors and other
-// functions that are noexcept, and so would abort the process. Such a thread is parked here instead.
-//
-// Calls `take`, which takes the GIL. Never returns if Python ends first.
-template <typename Take>
-auto take_or_park(Take take) {
+// While Python ends, a thread that asks for the GIL never gets it, and each function that runs code of Python may ask
+// for it at any moment. Python 3.14 and later stop the thread, earlier versions end it with pthread_exit(). That
+// unwinds the stack like an exception, through destructors and other functions that are noexcept, and so would abort
+// the process; a destructor that gives the GIL back would do so, too. Such a thread is parked here instead. So whatever
+// takes the GIL or runs code of Python in a thread of the core, or while a thread of Python waits in the core, does it
+// in here. `call` uses the C API alone: what it throws does not come out.
+template <typename Call>
+auto call_or_park(Call call) {
   try {
-    return take();
+    return call();
   } catch (...) {  // what pthread_exit() throws must not be left either
     for (;;) pause();
   }
@@ -42,7 +43,7 @@ class ReleasedGil {
  public:
   ReleasedGil() : state_(PyEval_SaveThread()) {}
   ~ReleasedGil() {
-    take_or_park([this] { PyEval_RestoreThread(state_); });
+    call_or_park([this] { PyEval_RestoreThread(state_); });
   }
   ReleasedGil(const ReleasedGil&) = delete;
   ReleasedGil& operator=(const ReleasedGil&) = delete;
@@ -54,14 +55,21 @@ class ReleasedGil {
 // While it lives, this thread holds the GIL, whatever made the thread and whether it held the GIL before.
 class TakenGil {
  public:
-  TakenGil() : state_(take_or_park([] { return PyGILState_Ensure(); })) {}
-  ~TakenGil() { PyGILState_Release(state_); }
+  TakenGil() : state_(call_or_park([] { return PyGILState_Ensure(); })) {}
+  ~TakenGil() {
+    call_or_park([this] { PyGILState_Release(state_); });  // destroys what Python keeps for the thread
+  }
   TakenGil(const TakenGil&) = delete;
   TakenGil& operator=(const TakenGil&) = delete;
 
  private:
   const PyGILState_STATE state_;
 };
+
+// With the GIL. Whether a signal handler has raised an exception, now or before, which Python then keeps.
+inline bool has_signal_raised() {
+  return call_or_park([] { return PyErr_Occurred() || PyErr_CheckSignals() != 0; });
+}
 
 // A place in the user's code from which operations are submitted.
 //

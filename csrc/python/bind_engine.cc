@@ -151,7 +151,7 @@ bool shut_down(const std::string& by, double limit_s) {
 // Whether Python has something to do about a signal: an exception of a handler is kept for after the wait.
 bool is_interrupted() {
   const TakenGil gil;
-  return PyErr_Occurred() || PyErr_CheckSignals() != 0;
+  return has_signal_raised();
 }
 
 // Memory that the ranks of the node share; None without any.

@@ -103,16 +103,18 @@ void answer_question(const std::string& whereabouts) {
 }
 
 void describe_with_gil(const std::string& question) {
-  nb::object describe;
+  PyObject* describe = nullptr;
   {
     const Lock lock(stacks_mutex);
-    if (describe_stacks) describe = nb::borrow(describe_stacks);
+    Py_XINCREF(describe = describe_stacks);
   }
-  try {
-    if (describe.is_valid()) describe(question);
-  } catch (nb::python_error& error) {
-    error.discard_as_unraisable("the stacks of this rank");
-  }
+  if (!describe) return;
+  call_or_park([describe, &question] {
+    PyObject* result = PyObject_CallFunction(describe, "s", question.c_str());
+    if (!result) PyErr_WriteUnraisable(describe);
+    Py_XDECREF(result);
+    Py_DECREF(describe);
+  });
 }
 
 // The output of the handler of faulthandler.

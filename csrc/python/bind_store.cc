@@ -17,7 +17,7 @@ using Ids = StoreClient::Ids;
 // An exception that Python has raised since, in the handler of a signal: it goes on from here.
 void require_no_signal() {
   const TakenGil gil;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  if (has_signal_raised()) throw nb::python_error();
 }
 
 HostArray to_array(const nb::handle& handle) {
