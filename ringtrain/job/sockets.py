@@ -208,7 +208,7 @@ def _ports_of(number: int) -> range:
 def secret_of(launch: Launch, place: Place) -> bytes:
     """Returns the secret of the ranks that meet there: of each job another one, where its launcher names the job.
 
-    Whoever sets RINGTRAIN_RENDEZVOUS has the secret of that place alone. Raises as `job_secret`.
+    With RINGTRAIN_RENDEZVOUS it is the secret of that place alone. Raises as `job_secret`.
     """
     if named_place():
         return job_secret(str(place))

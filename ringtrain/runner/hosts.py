@@ -37,7 +37,8 @@ class Host(NamedTuple):
     slots: int
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.slots}"
+        user, at, name = self.name.rpartition("@")
+        return f"{user}{at}[{name}]:{self.slots}" if ":" in name else f"{self.name}:{self.slots}"
 
 
 class Word(NamedTuple):

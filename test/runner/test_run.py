@@ -59,6 +59,8 @@ def test_hosts_of_the_command_line() -> None:
         *(Host("me@h1", 2), Host("fe80::1", 1)),
         *(Host("::1", 4), Host("me@::1", 1)),
     ]
+    for host in (Host("h1", 2), Host("fe80::1", 2), Host("me@::1", 3)):
+        assert parse_hosts(str(host)) == [host]  # as the starter is told them
 
 
 def test_a_host_without_a_slot_is_left_out(tmp_path: Path) -> None:

@@ -208,8 +208,8 @@ class Agent:
     def _keep_secret(self) -> int:
         """Returns the descriptor of a file in memory with the secret, which goes with the processes that have it open.
 
-        The ranks inherit it, since they may be in namespaces or of a user from where /proc does not lead here. What a
-        rank starts may have no descriptor, but a way through /proc.
+        The ranks inherit it, since they may be in namespaces or of a user from where /proc does not lead here. A
+        child of a rank may have no descriptor, but a way through /proc.
         """
         secret = os.memfd_create("ringtrain-secret")
         os.fchmod(secret, 0o600)
