@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from ringtrain.training.replicas import (
     default_lr_of,
     some_elements,
 )
+from ringtrain.training.update_check import UpdateCheck, numbers_among
 
 
 class _Accumulator:
@@ -107,6 +108,8 @@ class DistributedOptimizer:
     _check_every: int
     _finite_check: FiniteCheck | None
     _start_check: StartCheck
+    _update_check: UpdateCheck
+    _last_states: Any
     _steps: int
 
     def __init__(
@@ -150,6 +153,12 @@ class DistributedOptimizer:
             _check_every=check_every,
             _finite_check=FiniteCheck(process_set, batch.full_name) if nan_check else None,
             _start_check=StartCheck(process_set, batch.full_name),
+            _update_check=UpdateCheck(
+                process_set,
+                batch.full_name,
+                "optimizer.load_state_dict(hvd.broadcast_object(optimizer.state_dict(), root_rank=0))",
+            ),
+            _last_states=None,
             _steps=0,
         )
         _optimizers.add(self)
@@ -208,6 +217,7 @@ class DistributedOptimizer:
             return None
         result = self._optimizer.step(params, averages)
         self._steps += 1
+        self._last_states = self._states_of_wrapped()
         if self._check_every and self._steps % self._check_every == 0 and self._process_set.included():
             is_new = isinstance(result, (list, tuple)) and len(result) == len(params)
             names = [_name_of(place, self._names) for place in range(len(params))]
@@ -232,24 +242,49 @@ class DistributedOptimizer:
         if summed is None:
             return None
         steps.begin()
-        if params is not None and not self._batch.is_in_use() and self._process_set.included():
-            self._compare_start(names, params, summed)
-        if self._finite_check is None:
-            return self._average(names, indices, summed, in_place)
-        if self._batch.weight != 0:
+        has_replicas = params is not None and self._process_set.included() and self._process_set.size() != 1
+        if params is not None and has_replicas:
+            self._begin_comparison(names, params, summed)
+        if self._finite_check is not None and self._batch.weight != 0:
             for name, gradient in zip(names, summed, strict=True):
                 self._finite_check.look_at(name, gradient)
-        averages = self._average(names, indices, summed, in_place)
-        self._finite_check.agree()
+        try:
+            averages = self._average(names, indices, summed, in_place)
+        except BaseException:
+            self._update_check.settle()
+            raise
+        if has_replicas:
+            self._update_check.wait(self._some_of_state)
+        if self._finite_check is not None:
+            self._finite_check.agree()
         return averages
 
-    def _compare_start(self, names: Sequence[str], params: Sequence[Any], gradients: Sequence[Any]) -> None:
+    def _begin_comparison(self, names: Sequence[str], params: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """Compares what decides the next update, beside the gradients."""
+        public = {name: value for name, value in vars(self._optimizer).items() if not name.startswith("_")}
+        options = [numbers_among(public)]
+        if not self._batch.is_in_use() and self._have_same_start(names, params, gradients):
+            self._update_check.begin_anew(options, self._some_of_state())
+        is_loaded = self._steps > 0 and self._states_of_wrapped() is not self._last_states
+        self._update_check.submit(options, is_loaded)
+
+    def _states_of_wrapped(self) -> Any:
+        """Those of ringtrain.optim, which load_state_dict() replaces; None of others."""
+        return getattr(self._optimizer, "_states", None)
+
+    def _some_of_state(self) -> bytes:
+        state_dict = getattr(self._optimizer, "state_dict", None)
+        if state_dict is None:
+            return b""
+        return b"".join(
+            some for name, part in state_dict().items() if name != "hyperparameters" for some in _some_of_tree(part)
+        )
+
+    def _have_same_start(self, names: Sequence[str], params: Sequence[Any], gradients: Sequence[Any]) -> bool:
         """Before the first update, and before the first gradient is an average."""
-        if self._process_set.size() == 1:
-            return
         default_lr = default_lr_of(self._optimizer) if self._batch.op == ops.Average else None
         of_gradients = some_elements(gradients)
-        self._start_check.compare(
+        return self._start_check.compare(
             Start(
                 names=names,
                 parameters=some_elements(params),
@@ -295,6 +330,20 @@ class _StateWithPowerSGD:
         else:
             self._power_sgd.forget()
         self._optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "powersgd"})
+
+
+def _some_of_tree(tree: Any) -> Iterator[bytes]:
+    """Some elements of the arrays in a state, and its numbers."""
+    if isinstance(tree, Mapping):
+        for key in sorted(tree, key=str):
+            yield f"{key}:".encode()
+            yield from _some_of_tree(tree[key])
+    elif isinstance(tree, (list, tuple)):
+        for one in tree:
+            yield from _some_of_tree(one)
+    else:
+        yield some_elements([tree]) if hasattr(tree, "shape") else repr(tree).encode()
+    yield b";"
 
 
 _STATE_METHODS = ("state_dict", "replicated_state_dict", "load_state_dict")
@@ -388,6 +437,7 @@ def _begin_anew() -> None:
     """At the end of a generation: the ranks of the next one may have taken other steps until now."""
     for optimizer in list(_optimizers):
         optimizer._accumulator.forget()
+        optimizer._update_check.forget()
         optimizer._steps = 0
 
 

@@ -64,3 +64,34 @@ def test_parameters_that_differ_after_join_get_another_remedy() -> None:
     assert all("hvd.broadcast_parameters(params, root_rank=last) after last = hvd.join()" in one for one in said)
     hvd.broadcast_parameters(params, root_rank=last)
     hvd.check_replicas(params)
+
+
+CHANGES = {
+    "lr": r"the option lr is 0\.1 on ranks? 0(-1)? and 0\.2 on rank [12]\..*ReduceLROnPlateau",
+    "state": r"the state of the optimizer is not the same on all ranks.*hvd.broadcast_object\(optimizer.state_dict",
+}
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize("change", [*CHANGES, None])
+def test_ranks_that_update_in_different_ways_are_told_so_once(change: str | None, when: int) -> None:
+    params = [np.zeros(100, np.float32), np.ones((3, 40))]
+    gradients = [np.full(one.shape, 1 + hvd.rank(), one.dtype) for one in params]
+    is_last = hvd.rank() == hvd.size() - 1
+    inner = SGD(lr=0.1, momentum=0.5)
+    inner.step([one.copy() for one in params], gradients)
+    saved = inner.state_dict()
+    optimizer = hvd.DistributedOptimizer(SGD(lr=0.1, momentum=0.5))
+    with messages() as said:
+        for step in range(4):
+            if step == when and change == "state" and is_last:
+                optimizer.load_state_dict(saved)
+            if step == when and change is None:
+                optimizer.load_state_dict(hvd.broadcast_object(saved, root_rank=0))
+            if step == when and change == "lr" and is_last:
+                optimizer.lr = 0.2
+            optimizer.step(params, [one.copy() for one in gradients])
+    assert len(said) == (change is not None and hvd.rank() == 0), said
+    assert all(re.search(CHANGES[change or ""], one) for one in said)
