@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ringtrain.engine.compression import Compression
-from ringtrain.torch.optimizer import DistributedOptimizer
+from ringtrain.torch.optimizer import DistributedOptimizer, register
 from ringtrain.torch.wrapped import NamedParameters, ParameterNames, WrappedOptimizer, own_groups, wrap
 from ringtrain.training.islands import Given
 from ringtrain.training.local_steps import HasLocalSteps, LocalSteps, Settings, named_fragments
@@ -93,8 +93,10 @@ def DiLoCo(
     local_steps = LocalSteps({name: parameter for parameter, name in name_of.items()}, settings)
     if local_steps.islands.averages:
         optimizer = DistributedOptimizer(optimizer, named_parameters=listed, process_set=local_steps.islands.of_rank)
-    local: DiLoCoOptimizer = wrap(optimizer, DiLoCoOptimizer, _local_steps=local_steps)
-    return local
+    local: Any = wrap(optimizer, DiLoCoOptimizer, _local_steps=local_steps)
+    if local_steps.islands.averages:
+        register(local)  # nobody keeps the distributed one
+    return local  # type: ignore[no-any-return]
 
 
 def _name_in_fragment(parameter: Any, name_of: Mapping[torch.Tensor, str]) -> str:

@@ -200,8 +200,13 @@ def DistributedOptimizer(
         )
     )
     distributed: Distributed = wrap(optimizer, Distributed, _gradient_hooks=reduction, **attributes)
-    _optimizers[next(_places)] = distributed
+    register(distributed)
     return distributed
+
+
+def register(optimizer: Distributed) -> None:
+    """Has clipping wait for its averages."""
+    _optimizers[next(_places)] = optimizer
 
 
 def _checked_passes(passes: int) -> int:

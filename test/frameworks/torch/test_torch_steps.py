@@ -173,6 +173,24 @@ def test_ranks_may_have_different_numbers_of_passes_in_the_first_step():
     require_trained_alike(model, alone)
 
 
+@pytest.mark.ranks(2)
+def test_clipping_waits_for_the_averages_inside_an_island():
+    """Also of a rank without backward()."""
+    model, alone = new_model(), new_model()
+    optimizer, plain = hvd.DiLoCo(sgd(model.parameters()), every=10, islands=[[0, 1]]), sgd(alone.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        if step != 1 or hvd.rank() == 0:
+            loss_of(model, step, hvd.rank()).backward()
+        hvd.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        plain.zero_grad()
+        (sum(loss_of(alone, step, rank) for rank in range(1 if step == 1 else 2)) / 2).backward()
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
+        plain.step()
+    require_trained_alike(model, alone)
+
+
 # Parameters without a gradient on any rank
 
 
