@@ -69,7 +69,7 @@ class _Left(NamedTuple):
 
 
 class _Marks(NamedTuple):
-    """What each rank tells the others beside its gradients, as 0 or 1."""
+    """Facts that each rank sends beside its gradients, as 0 or 1."""
 
     is_idle: int = 0  # nothing has happened on this rank since the last step
     drops: int = 0  # backward() has failed here, and zero_grad() drops the step
@@ -85,8 +85,8 @@ class GradientHooks:
     `submit_rest`, where the ranks agree on which gradients there are, and which of them are sparse: a rank that has
     none for a parameter must know it. A parameter for which no rank has had a gradient does not take part.
 
-    What a step does must follow from what all ranks know: a rank may have had no backward pass, or failed in one. So
-    whatever asks for averages first, on all ranks (`is_due`), begins them, and `_Marks` travel beside the gradients.
+    A step depends only on facts that all ranks know: a rank may have had no backward pass, or failed in one. So the
+    first call that needs averages begins them on all ranks (`is_due`), and `_Marks` travel beside the gradients.
 
     Hooks run in the thread of backward(), everything else in that of the training loop, one at a time.
 
@@ -366,7 +366,7 @@ class GradientHooks:
         self._has_clipped_stale = True
 
     def begin_step(self) -> None:
-        """At zero_grad(). What `synchronize` was called for explicitly stays averaged."""
+        """At zero_grad(). Averages of an explicit `synchronize` stay valid."""
         self._has_stepped = False
         if not self.was_told:
             self.is_synchronized = False

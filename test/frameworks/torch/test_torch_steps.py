@@ -323,7 +323,7 @@ def test_dropping_a_step_that_another_rank_takes_is_an_error_on_both():
     hvd.check_replicas(model.state_dict())
 
 
-# What decides the next update
+# Options and states that differ
 
 
 def lr_of_rank(optimizer, step):
