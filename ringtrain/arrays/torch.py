@@ -162,17 +162,15 @@ def sum_sparse(indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int]
         shape: of the tensor.
         divisor: 2 or more for an average, also of integers.
     """
-    if not values.is_cpu or not len(values):
+    if not (values.is_cpu and indices.numel()):
         return _sum_by_coalesce(indices, values, shape, divisor)
-    of_indices = shape[: indices.shape[0]]
-    strides = [math.prod(of_indices[place + 1 :]) for place in range(len(of_indices))]
-    numbers = (indices * torch.tensor(strides, dtype=torch.int64).reshape(-1, 1)).sum(0)
-    merged, places = torch.unique(numbers, return_inverse=True)
-    total = torch.empty((len(merged), *values.shape[1:]), dtype=values.dtype)
-    _core.sum_rows(view(places), view(prepare(values)), view(total), 1 / divisor)
-    of_sums = torch.empty((len(strides), len(merged)), dtype=torch.int64)
-    for place, (stride, length) in enumerate(zip(strides, of_indices, strict=True)):
-        of_sums[place] = merged.div(stride, rounding_mode="floor") % length
+    if len(indices) == 1:
+        merged, places = torch.unique(indices, return_inverse=True)
+        of_sums = merged[None]
+    else:
+        of_sums, places = torch.unique(indices, dim=1, return_inverse=True)
+    total = torch.empty((of_sums.shape[1], *values.shape[1:]), dtype=values.dtype)
+    _core.sum_rows(view(places.reshape(-1)), view(prepare(values)), view(total), 1 / divisor)
     return _as_coalesced(of_sums, total, shape)
 
 
