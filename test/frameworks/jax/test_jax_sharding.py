@@ -254,7 +254,7 @@ def test_a_rank_that_does_not_use_a_mesh_is_named_with_the_rule_about_first_uses
             step(placed(np.ones((2, 3), "float32"), mesh, spec("i"))).block_until_ready()
     text = str(seen.value)
     assert text.startswith('allgather "mesh 1": waited ') and ", rank 1 did not" in text
-    assert "rank 0 submitted it (at the first use of a mesh of devices, in which XLA needs all ranks of the job" in text
+    assert "rank 0 submitted it (at the first use of a mesh of devices, for which ringtrain needs all ranks" in text
 
 
 FAILING = """
