@@ -55,10 +55,10 @@ def distribute(
     updates, state = tx.update(gradients, state, params)  # inside jit, or not
     updates, state = tx.update(gradients, state, params, weight=samples)  # the mean over the samples of all ranks
 
-    What optimizers take beside the gradients is that of all ranks, too, as one process with all data would have it:
-    `value` and `grad`, and the results of `value_fn`, `obj_fn` and `grad_fn`, are averaged, or summed for op=Sum. All
-    else that `update` gets must be the same on all ranks, as params and the state are: some elements of these are
-    compared in each step, and a warning names once what differs.
+    Other arguments that come from the data are reduced, too, as one process with all data would have them: `value` and
+    `grad`, and the results of `value_fn`, `obj_fn` and `grad_fn`, are averaged, or summed for op=Sum. All else that
+    `update` gets must be the same on all ranks, as params and the state are: some elements of these are compared in
+    each step, and a warning names once what differs.
 
     `weight` is that of `allreduce`, for op=Average. With backward_passes_per_step that of the last call is for the sum
     of the passes.
@@ -149,7 +149,7 @@ def _reduction_of_arguments(op: ReduceOp, name: str, process_set: ProcessSet) ->
     return of_all_ranks
 
 
-# What optimizers of optax take that a rank computes from its own data.
+# Arguments of optimizers of optax that a rank computes from its own data.
 _OF_ONE_RANK = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
 
 

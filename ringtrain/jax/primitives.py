@@ -233,7 +233,7 @@ def _abstract_report_differences(array: Any, flags: Any, **how: Any) -> Any:
     return _like(array)
 
 
-# Arrays that all ranks have: their gradients are averaged. What is differentiated by them is a function of one rank.
+# Arrays that all ranks have: their gradients are averaged. A function of one rank is differentiated by them.
 replicated_p = Primitive("ringtrain_replicated")
 replicated_p.multiple_results = True
 replicated_p.def_impl(lambda *arrays, names, how: list(arrays))

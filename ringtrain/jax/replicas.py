@@ -54,7 +54,7 @@ def compared(results: Any, compared_trees: dict[str, Any], name: str, process_se
 
 
 def _words(name: str) -> tuple[str, str]:
-    """What a warning says before the names of what differs, and after them."""
+    """Returns the words of a warning before the names of arrays that differ, and after them."""
     return f"{name}: the ranks do not have the same ", (
         ", and each goes on with a model of its own. Begin with params, state = hvd.broadcast_parameters((params, "
         "state)), use the same optimizer and learning rate on all ranks, and give update() the same values, but for "

@@ -184,9 +184,8 @@ def on_host(leaf: Any, path: str) -> np.ndarray[Any, Any]:
         raise TypeError(
             f'params["{path.removeprefix(".")}"] is {type(leaf).__name__}, no array: send it with broadcast_object'
         )
-    array: np.ndarray[Any, Any] = np.array(
-        of_jax.on_host(values), order="C", subok=True
-    )  # a masked array stays one, and is refused
+    # A masked array stays one, and is refused.
+    array: np.ndarray[Any, Any] = np.array(of_jax.on_host(values), order="C", subok=True)
     return array.view(np.uint8) if _is_only_moved(array.dtype) else array
 
 

@@ -33,7 +33,7 @@ def test_one_key_of_each_rank_is_a_row():
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int4", "uint4", "bfloat16", "complex64"])
-def test_what_only_moves_keeps_its_bits(dtype):
+def test_elements_that_only_move_keep_their_bits(dtype):
     rank = hvd.rank()
     of_ranks = [jnp.asarray(np.arange(4) + of, dtype) for of in range(2)]
     first, own = np.asarray(of_ranks[0]), of_ranks[rank]

@@ -110,7 +110,7 @@ KINDS = {
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_has_a_program_may_come_twice(kind):
+def test_a_call_of_every_kind_may_come_twice(kind):
     if kind == "composite" and not hasattr(jax.lax, "composite"):
         return
     require_own_results(jax.jit(KINDS[kind](lambda x: hvd.allreduce(x, hvd.Sum, name=f"twice.{kind}"))))
@@ -165,8 +165,8 @@ def rules():
 
 
 @pytest.mark.ranks(1)
-def test_whatever_may_hold_a_program_is_compiled_anew_in_each_place():
-    """What holds one has several results, so the rule takes in primitives that nobody has thought of."""
+def test_each_primitive_that_may_hold_a_program_is_compiled_anew():
+    """A primitive that holds one has several results, so the rule takes in those that nobody has thought of."""
     import jax._src.interpreters.mlir as of_jax
     import jax.experimental.checkify
     import jax.experimental.custom_partitioning

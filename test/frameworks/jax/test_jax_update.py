@@ -1,4 +1,4 @@
-"""What decides the next update is the same on all ranks, or a warning says what is not."""
+"""All ranks have the same state, parameters and losses for the next update, or a warning names the difference."""
 
 import contextlib
 import os
@@ -62,7 +62,7 @@ def optimizer_of(kind):
 @pytest.mark.parametrize(
     "kind", ["plateau", pytest.param("line search", marks=pytest.mark.slow), "backtracking", "sam"]
 )
-def test_what_an_optimizer_takes_of_one_rank_is_that_of_all(kind):
+def test_losses_that_an_optimizer_takes_are_those_of_all_ranks(kind):
     rank = hvd.rank()
     ours = train(hvd.distribute(optimizer_of(kind)), lambda params: loss_of(params, rank), 4, EXTRA[kind])
     right = train(optimizer_of(kind), mean_loss, 4, EXTRA[kind])
@@ -92,7 +92,7 @@ def test_losses_are_averaged_by_weight_and_summed_where_gradients_are():
 
 @contextlib.contextmanager
 def standard_error():
-    """What is written there meanwhile, also by the core."""
+    """Gives the warnings that are written there meanwhile, also by the core."""
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)
         os.dup2(file.fileno(), 2)
