@@ -310,9 +310,8 @@ std::vector<int32_t> all_choices(Job& job, int number, int color, int key) {
   if (job.world.size() == 1) return own;
   Request request = request_of(OpKind::allgather, 0, "mesh " + std::to_string(number));
   static const auto kSite = std::make_shared<const std::string>(
-      "the first use of a mesh of devices, for which ringtrain needs all ranks, and XLA calls those with a device in "
-      "it "
-      "alone: make the mesh of devices of all ranks, with one more axis if some of them are to compute together");
+      "the first use of a mesh of devices, for which ringtrain needs all ranks, and XLA calls those alone that have a "
+      "device in it: make the mesh of devices of all ranks, with one more axis if some of them compute together");
   request.site = kSite;
   SubmissionBuilder builder(std::move(request));
   builder.add_input(view_of(own.data(), {DType::int32, {1, 2}}));
