@@ -65,11 +65,14 @@ def with_vjp(function):
 
 
 def on_a_mesh(function):
-    from jax.experimental.shard_map import shard_map
-
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None:
+        from jax.experimental.shard_map import shard_map
+    takes = inspect.signature(shard_map).parameters
+    unchecked = {"check_rep": False} if "check_rep" in takes else {"check_vma": False}
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("i",))
     spec = jax.sharding.PartitionSpec("i")
-    return (getattr(jax, "shard_map", None) or shard_map)(function, mesh=mesh, in_specs=spec, out_specs=spec)
+    return shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, **unchecked)
 
 
 def partitioned(function):
