@@ -113,7 +113,7 @@ def test_a_function_of_the_script_runs_in_the_push(library):
 
 
 @pytest.mark.ranks(2)
-def test_what_an_optimizer_cannot_update_is_refused_at_the_push():
+def test_a_dtype_without_updates_is_refused_at_the_push():
     kv = kvstore.create("dist_sync")
     kv.init("a", np.zeros(3, np.int32))
     kv.set_optimizer("sgd")
