@@ -25,7 +25,7 @@
 
 namespace ringtrain {
 
-// What the threads of a server share.
+// State that all threads of a server use.
 struct ServerShared {
   ServerShared(int number, bool shares_memory, double timeout)
       : stores(number, shares_memory, timeout), timeout_s(timeout) {}
