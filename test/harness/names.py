@@ -24,6 +24,7 @@ _FOREIGN = {
     *("ReduceOp.PREMUL_SUM", "split_group()", "_into_tensor", "set_extra_state", "orthogonalization_epsilon"),
     *("JAX_CUDA_VISIBLE_DEVICES", "MXNET_KVSTORE_REDUCTION_NTHREADS", "MPI_COMM_WORLD", "MPI_Allreduce"),
     *("doc/PERFORMANCE.md", "slurm.h", "immintrin.h", "dlpack.h", "xla/ffi/api/c_api.h", "pthread_exit()"),
+    *("--kill-on-bad-exit", "KillOnBadExit", "TimeoutStopSec", "named_children()"),
     *("GLIBC_TUNABLES", "os_sync_wait_on_address", "shm_open", "NOTE_EXIT"),
 }
 _OF_HOROVOD = "docs/migrating.md"  # names what Horovod has
