@@ -714,8 +714,8 @@ def test_names_that_never_come_again_take_no_more_room():
     names_only = Simulation(2, cache_capacity=64)
     for step in range(2000):
         step_of(names_only, [f"loss {step}"])
-    # the row of a full cache and a value of each rank, there and back
-    assert bytes_of_empty_round(names_only) == 2 * ((2 + 1) * 8 + 2 * 72)
+    # the number of words, the row of a full cache and a value of each rank, there and back
+    assert bytes_of_empty_round(names_only) == 2 * (8 + (2 + 1) * 8 + 2 * 72)
 
 
 def question(tag):
