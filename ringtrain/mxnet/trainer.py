@@ -22,6 +22,7 @@ from ringtrain.errors import NonFiniteError
 from ringtrain.failure import warn
 from ringtrain.job import session
 from ringtrain.mxnet.engine import averaging, push, raise_failure, takes
+from ringtrain.mxnet.fresh_gradients import FreshGradients
 from ringtrain.record import steps
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.optimizer import split_evenly
@@ -374,6 +375,9 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         self._prefix = prefix or ""
         self._generation: _Generation | None = None  # in which it was used last
         self._start_check = StartCheck(process_set, lambda name: f"{self._prefix}{name}")
+        self._fresh = FreshGradients(process_set)
+        self._lacking: list[Any] = []  # parameters whose gradients only other ranks have in this step
+        self._has_warned = False
         self._check_every = check_every
         self._nan_check = nan_check
         self._steps = 0
@@ -393,7 +397,15 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Average the gradients and update the parameters, divided by the batch of this rank.
 
+        A rank without a backward pass in this step calls it, too, and contributes zeros. All ranks update the
+        parameters of which some rank has a gradient.
+
+        Args:
+            batch_size: of this rank.
+            ignore_stale_grad: leave alone the parameters of which no rank has a gradient; else they are an error.
+
         Raises:
+            UserWarning: no rank has a gradient of a parameter, as of gluon.Trainer, on all ranks.
             ValueError: with a weight, for another batch_size than 1: ranks with other batches would update by other
                 gradients.
             RingtrainError: a rank is lost, or has failed: as soon as this rank knows. Reading a parameter or what
@@ -414,17 +426,35 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
     def _allreduce_grads(self) -> None:
         raise_failure()
         trained = [(number, one) for number, one in enumerate(self._params) if one.grad_req != "null"]
+        parameters = [one for _, one in trained]
         if self._generation is not _generation:
-            self._begin([parameter for _, parameter in trained])
+            self._begin(parameters)
+        takes_part = self._process_set.included() and self._process_set.size() != 1
+        lacking = self._fresh.submit(parameters, f"{self._prefix}<fresh>") if takes_part else []
         self._averaging.average(
             [Gradient(f"{self._prefix}{number}", one.list_grad()[0], -number) for number, one in trained]
         )
+        self._lacking = self._fresh.take(parameters, lacking)
         if self._nan_check:
-            self._require_finite()
+            self._require_finite(parameters)
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        if self._lacking and not ignore_stale_grad and not self._has_warned:
+            self._has_warned = True
+            names = ", ".join(f'"{one.name}"' for one in self._lacking[:3])
+            warn(
+                f"this rank has no gradient of {names}{', ...' if len(self._lacking) > 3 else ''} in this step, others "
+                "have; it contributes zeros. If that is meant to be so, call step(..., ignore_stale_grad=True)"
+            )
+        try:
+            super()._update(ignore_stale_grad)
+        finally:
+            self._fresh.end_step([one for one in self._params if one.grad_req != "null"])
 
     def _begin(self, trained: Sequence[Any]) -> None:
         """At the first step of a generation, before the first gradient is an average."""
         self._generation = _generation
+        self._fresh.forget()
         if self._given_prefix is None:
             self._prefix = f"trainer {_generation.trainers}: gradient "
             _generation.trainers += 1
@@ -442,12 +472,11 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
             )
         )
 
-    def _require_finite(self) -> None:
-        for parameter in self._params:
-            if parameter.grad_req == "null":
-                continue
+    def _require_finite(self, parameters: Sequence[Any]) -> None:
+        for parameter in parameters:
             gradient = parameter.list_grad()[0].tostype("default")
             if not bool(mxnet.nd.contrib.isfinite(gradient).min().asscalar()):
+                self._fresh.end_step(parameters)
                 raise NonFiniteError(
                     f'the average of the gradients of "{parameter.name}" is NaN or infinite, as one of them is on some '
                     "rank; no parameter was updated"
