@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,8 @@ class Trainer:
         if self._updates_on_store:
             self._store.set_optimizer(optimizer, **(optimizer_params or {}))
         self._given_scale = self._scale = self._updater.rescale_grad if self._updater is not None else 1.0
+        # The gradients that the last update has used, and their versions.
+        self._used: list[tuple[weakref.ref[Any], int]] = []
         weights = self._weights()
         self._store.broadcast(self._keys, weights, out=weights)
 
@@ -80,13 +83,15 @@ class Trainer:
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients of all workers, divide them by `batch_size`, and update the weights.
 
+        A gradient that backward() has not changed since the last update is used up: it counts as none.
+
         Args:
             batch_size: if the loss is a sum over the batch, the batch size of all workers together; if it is a mean,
                 the number of workers.
             ignore_stale_grad: use zeros for parameters without a gradient.
 
         Raises:
-            ValueError: a parameter has no gradient.
+            ValueError: a parameter has no gradient; nothing was sent.
         """
         grads = self._grads(ignore_stale_grad)
         if self._updates_on_store:
@@ -94,6 +99,7 @@ class Trainer:
         else:
             self._store.pushpull(self._keys, grads)
             self._update(self._divided(grads, batch_size))
+        self._note_used(grads)
 
     def allreduce_grads(self) -> None:
         """Sum the gradients of all workers in place, so that they can be changed, such as clipped, before `update`.
@@ -110,7 +116,9 @@ class Trainer:
         Raises as `allreduce_grads`.
         """
         self._require_own_updates("update")
-        self._update(self._divided(self._grads(ignore_stale_grad), batch_size))
+        grads = self._grads(ignore_stale_grad)
+        self._update(self._divided(grads, batch_size))
+        self._note_used(grads)
 
     def save_states(self, fname: str) -> None:
         """Write the states of the optimizer, on rank 0: an .npz without pickle. Raises ValueError with torch.optim."""
@@ -136,16 +144,27 @@ class Trainer:
         return [param.detach() for param in self._params]
 
     def _grads(self, ignore_stale_grad: bool) -> list[Any]:
-        for number, param in enumerate(self._params):
-            if param.grad is not None:
-                continue
-            if not ignore_stale_grad:
-                raise ValueError(
-                    f"parameter {number} of shape {tuple(param.shape)} has no gradient: call backward() first, or "
-                    "step(ignore_stale_grad=True) if this batch does not reach it"
-                )
+        missing = [number for number, one in enumerate(self._params) if one.grad is None or self._is_used(number)]
+        if missing and not ignore_stale_grad:
+            number = missing[0]
+            raise ValueError(
+                f"parameter {number} of shape {tuple(self._params[number].shape)} has no gradient of this step: call "
+                "backward() first, or step(ignore_stale_grad=True) if this batch does not reach it"
+            )
+        for number in missing:
+            param = self._params[number]
             param.grad = param.detach().new_zeros(param.shape)
         return [param.grad for param in self._params]
+
+    def _note_used(self, grads: list[Any]) -> None:
+        self._used = [(weakref.ref(grad), grad._version) for grad in grads]
+
+    def _is_used(self, number: int) -> bool:
+        if not self._used:
+            return False
+        gradient, version = self._used[number]
+        grad = self._params[number].grad
+        return bool(grad._version == version and gradient() is grad)
 
     def _divided(self, grads: list[Any], batch_size: float) -> list[Any]:
         """Returns the gradients to update with. MXNet's optimizers divide themselves, torch's read param.grad."""

@@ -76,6 +76,55 @@ def test_sums_can_be_changed_before_the_update():
     require_moved(params, 0.5)
 
 
+WAYS = {
+    "store": ("sgd", {"update_on_kvstore": True}),
+    "worker": ("sgd", {"update_on_kvstore": False}),
+    "torch": (None, {}),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("sets_to_none", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_worker_without_a_backward_pass_contributes_zeros(way, sets_to_none):
+    params = parameters()
+    optimizer, arguments = WAYS[way]
+    numbers = {"learning_rate": 0.5} if optimizer else None
+    optimizer = optimizer or torch.optim.SGD(params[:2], lr=0.5)
+    trainer = Trainer(params, optimizer, numbers, kvstore="dist_sync", **arguments)
+    for has_batch in (True, hvd.rank() == 0, hvd.rank() == 1):
+        if has_batch:
+            for param in params[:2]:
+                param.grad = None if sets_to_none else torch.zeros_like(param)
+            sum(param.sum() for param in params[:2]).backward()
+        trainer.step(1, ignore_stale_grad=True)
+    require_moved(params, 0.5 * (2 + 1 + 1))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("takes_apart", [False, True])
+def test_a_gradient_is_used_once(takes_apart):
+    params = parameters()
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.5}, "ringtrain")
+
+    def step():
+        if takes_apart:
+            trainer.allreduce_grads()
+            trainer.update(1)
+        else:
+            trainer.step(1)
+
+    sum(param.sum() for param in params[:2]).backward()
+    step()
+    with pytest.raises(ValueError, match=r"parameter 0 .* no gradient of this step: call"):
+        step()
+    with torch.no_grad():
+        for param in params[:2]:
+            param.grad.fill_(1.0)  # as a script may
+    step()
+    require_moved(params, 0.5 * 2 * 2)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("updates_on_store", [True, False])
 def test_another_learning_rate_counts_from_the_next_step(updates_on_store):
