@@ -17,12 +17,13 @@ from ringtrain.arrays.torch import coalesced
 from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import StepOrderError
 from ringtrain.failure import warn
+from ringtrain.ops.objects import short_digest
 from ringtrain.torch.memory import SharedGradients
 from ringtrain.torch.ops import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
 from ringtrain.torch.wrapped import Groups, ParameterNames, groups_of
 from ringtrain.training.gradient_batch import GradientBatch
-from ringtrain.training.replicas import FiniteCheck, Start, StartCheck, check_replicas
-from ringtrain.training.update_check import UpdateCheck, numbers_among
+from ringtrain.training.replicas import FiniteCheck, Start, StartCheck, check_replicas, digest_of
+from ringtrain.training.update_check import UpdateCheck, are_equal, equality_terms, numbers_among
 
 # The hook of each parameter, and the reduction that it calls: of the optimizer that was made last for it.
 _hooks = WeakIdKeyDictionary()
@@ -385,19 +386,49 @@ class GradientHooks:
         self._compared_state = self._state
         sums = _Marks(*marks)
         if sums.has_new:
-            new = self._undecided()
-            self._decide(new)
-            self._submit_all([gradient for gradient in new if gradient.is_sparse is not None])
-            self._wait_for_submitted()
-            self._group()
-        if self._stale is not None and sums.is_idle == contributors:
-            for gradient, grad in self._stale.items():  # step() once more, on all ranks
-                gradient.parameter.grad = grad
-        self.all_contribute = True
+            self._average_more()
+        self.all_contribute = contributors == self._batch.process_set.size() or not self.counts_contributors
+        if self._stale is not None and sums.is_idle == contributors and self._are_averages(self._stale, sums):
+            return contributors, sums
         if self.counts_contributors:
             self._average_over(contributors)
         self._make_sparse_again()
         return contributors, sums
+
+    def _are_averages(self, stale: Mapping[_Gradient, torch.Tensor | None], sums: _Marks) -> bool:
+        """Where all ranks are idle, gives them back the gradients of the last step, for a step() with them once more.
+
+        These are the same on all ranks, unless the scripts have written others past autograd, as by
+        `p.grad.data.copy_()`, which no rank notices alone. Such gradients are averaged.
+        """
+        for gradient, grad in stale.items():
+            gradient.parameter.grad = grad
+            if self._shared is not None and grad is not None and grad.is_cpu and not grad.is_sparse:
+                self._shared.take(gradient.parameter, grad)
+        digest = _digest_of([grad for grad in stale.values() if grad is not None])
+        terms = torch.tensor(equality_terms(digest), device="cpu")
+        name = self._batch.full_name("<last gradients>")
+        if are_equal(ops.allreduce(terms, op=ops.Sum, name=name, process_set=self._batch.process_set).tolist()):
+            return True
+        if sums.has_clipped_stale:
+            raise StepOrderError(
+                f"{sums.has_clipped_stale} of {sums.is_idle} ranks have clipped gradients that are not averages, and "
+                "were written past autograd, as by p.grad.data.copy_(): call optimizer.synchronize() before clipping, "
+                "or optimizer.zero_grad() before they are written. No rank has updated"
+            )
+        for gradient in stale:
+            gradient.is_submitted = False
+        self._average_more()
+        return False
+
+    def _average_more(self) -> None:
+        """Averages what is not yet submitted, also of parameters for which no rank has had a gradient before."""
+        undecided = self._undecided()
+        if undecided:
+            self._decide(undecided)
+        self._submit_all([gradient for gradient in self._gradients.values() if gradient.is_sparse is not None])
+        self._wait_for_submitted()
+        self._group()
 
     def _wait_for_submitted(self) -> None:
         self._batch.wait()
@@ -469,7 +500,9 @@ class GradientHooks:
         """An idle rank contributes zeros, and not what the last step has left, if other ranks are not idle."""
         if self._stale is None and self.is_untouched():
             self._stale = {gradient: gradient.parameter.grad for gradient in self._gradients.values()}
-            for gradient in self._stale:
+            for gradient, grad in self._stale.items():
+                if self._shared is not None and grad is not None:
+                    self._stale[gradient] = grad.clone()  # the zeros take its place
                 gradient.parameter.grad = None
 
     def _find_frozen(self) -> None:
@@ -549,7 +582,6 @@ class GradientHooks:
     def _average_over(self, contributors: int) -> None:
         """Make averages over all ranks those over some: the others had contributed zeros."""
         size = self._batch.process_set.size()
-        self.all_contribute = contributors == size
         if self._batch.op == ops.Average and self._batch.weight is None and size and contributors < size:
             torch._foreach_mul_([p.grad for p in self._gradients if p.grad is not None], size / contributors)
 
@@ -718,6 +750,12 @@ def _some_elements(tensors: Sequence[torch.Tensor]) -> bytes:
         if tensor.layout is torch.strided and tensor.is_cpu
     ]
     return torch.cat(parts).numpy().tobytes() if parts else b""
+
+
+def _digest_of(tensors: Sequence[torch.Tensor]) -> int:
+    """Returns a digest of all elements. Those on a GPU are copied from it."""
+    parts = [part for one in tensors for part in ((one._indices(), one._values()) if one.is_sparse else (one,))]
+    return short_digest(repr([digest_of(part.detach()) for part in parts]).encode())
 
 
 def _set_hook(reduction: GradientHooks, gradient: _Gradient) -> None:

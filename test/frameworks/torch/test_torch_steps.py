@@ -97,6 +97,92 @@ def test_a_rank_that_does_nothing_but_step_contributes_zeros_and_not_the_last_av
     require_trained_alike(model, alone)
 
 
+def copy_to_data(parameter, gradient):
+    parameter.grad.data.copy_(gradient)
+
+
+def replace_data(parameter, gradient):
+    parameter.grad.data = gradient
+
+
+def copy_to_numpy(parameter, gradient):
+    parameter.grad.numpy()[...] = gradient.numpy()
+
+
+def write_gradients(model, step, write):
+    """As code with master parameters does, which calls zero_grad() of the model alone."""
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(
+        parameters, torch.autograd.grad(loss_of(model, step, hvd.rank()), parameters), strict=True
+    ):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        write(parameter, gradient)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("write", [copy_to_data, replace_data, copy_to_numpy])
+@pytest.mark.parametrize(
+    ("asks", "options"), [("step", {}), ("scaler", {"gradient_as_shared_view": True, "groups": 2}), ("synchronize", {})]
+)
+def test_gradients_that_are_written_past_autograd_in_every_step_are_averaged(write, asks, options):
+    model, alone = new_model(), new_model()
+    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters()), **options), sgd(alone.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, enabled=asks == "scaler")
+    scaler.scale(torch.zeros(1))
+    for step in range(4):
+        write_gradients(model, step, write)
+        if asks == "synchronize":
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        plain.zero_grad()
+        (sum(loss_of(alone, step, rank) for rank in range(hvd.size())) / hvd.size()).backward()
+        if asks == "synchronize":
+            torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
+        plain.step()
+        if step == 1:
+            hvd.join()  # the next step agrees anew on which gradients there are
+    require_trained_alike(model, alone)
+
+
+@pytest.mark.ranks(2)
+def test_clipping_gradients_that_were_written_past_autograd_is_an_error_on_all_ranks():
+    model = new_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+    write_gradients(model, 0, copy_to_data)
+    optimizer.step()
+    write_gradients(model, 1, copy_to_data)
+    hvd.clip_grad_norm_(model.parameters(), 0.05)
+    with pytest.raises(hvd.StepOrderError, match=r"2 of 2 ranks have clipped.*p\.grad\.data\.copy_\(\)"):
+        optimizer.step()
+    hvd.check_replicas(model.state_dict())
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_shared_view": True}], ids=str)
+def test_a_second_step_has_the_gradients_of_the_first_one_also_where_a_rank_has_joined(options):
+    model, alone = new_model(), new_model()
+    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters()), **options), sgd(alone.parameters())
+    with hvd.Join(optimizer):
+        for step in range(3 - hvd.rank()):
+            optimizer.zero_grad()
+            loss_of(model, step, hvd.rank()).backward()
+            optimizer.step()
+            optimizer.step()
+    for step in range(3):
+        ranks = range(1 if step == 2 else 2)
+        plain.zero_grad()
+        (sum(loss_of(alone, step, rank) for rank in ranks) / len(ranks)).backward()
+        plain.step()
+        plain.step()
+    require_trained_alike(model, alone)
+
+
 @pytest.mark.ranks(2)
 def test_clipping_the_gradients_of_the_last_step_where_others_have_new_ones_is_an_error_on_all_ranks():
     model = new_model()
