@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -184,11 +185,12 @@ def numbers_among(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number_in(value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
-        return value
+        return int(value) if isinstance(value, float) and value.is_integer() else value  # 1 and 1.0 are equal
     if isinstance(value, tuple):
         return tuple(_number_in(one) for one in value)
-    if getattr(value, "shape", None) == () and adapter_for(value).stream(value) is None:
-        return np.asarray(adapter_for(value).on_host(value)).item()
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and math.prod(shape) == 1 and adapter_for(value).stream(value) is None:
+        return _number_in(np.asarray(adapter_for(value).on_host(value)).item())
     return None
 
 
@@ -214,8 +216,10 @@ def _difference_of(texts: Mapping[int, str]) -> str:
 
 
 def _by_rank(values: Mapping[int, Any]) -> str:
-    """Lists each value with its ranks."""
+    """Lists each value with its ranks; rounded, unless that makes different values look the same."""
+    exact = {rank: str(value) for rank, value in values.items()}
+    short = {rank: f"{value:g}" if isinstance(value, float) else exact[rank] for rank, value in values.items()}
     ranks_of: dict[str, list[int]] = {}
-    for rank, value in values.items():
-        ranks_of.setdefault(f"{value:g}" if isinstance(value, float) else str(value), []).append(rank)
-    return " and ".join(f"{value} on {list_of_ranks(ranks)}" for value, ranks in ranks_of.items())
+    for rank, text in (short if len(set(short.values())) == len(set(exact.values())) else exact).items():
+        ranks_of.setdefault(text, []).append(rank)
+    return " and ".join(f"{text} on {list_of_ranks(ranks)}" for text, ranks in ranks_of.items())

@@ -425,6 +425,19 @@ def state_of_rank_0(optimizer, step):
         optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
 
 
+def lr_of_one_element(optimizer, step):
+    optimizer.param_groups[0]["lr"] = torch.tensor([0.5 + 0.5 * hvd.rank() * (step >= 2)])
+
+
+def almost_the_same_lr(optimizer, step):
+    optimizer.param_groups[0]["lr"] = [0.3, 0.1 + 0.2][hvd.rank() * (step >= 2)]
+
+
+def lr_of_another_type(optimizer, step):
+    """As read from a file on one rank, and from the command line on the other."""
+    optimizer.param_groups[0]["lr"] = [1, 1.0][hvd.rank()]
+
+
 def the_same_state(optimizer, step):
     optimizer.load_state_dict(optimizer.state_dict())
     hvd.broadcast_optimizer_state(optimizer, root_rank=step % 2)
@@ -434,6 +447,9 @@ CHANGES = {
     "lr": (lr_of_rank, r"the option lr is 0\.5 on rank 0 and 1 on rank 1\..*ReduceLROnPlateau"),
     "momentum": (momentum_of_rank, r"the option momentum is 0\.5 on rank 0 and 0\.75 on rank 1"),
     "state": (state_of_rank_0, r"the state of the optimizer is not the same.*hvd.broadcast_optimizer_state\("),
+    "lr of one element": (lr_of_one_element, r"the option lr is 0\.5 on rank 0 and 1 on rank 1"),
+    "almost the same lr": (almost_the_same_lr, r"lr is 0\.3 on rank 0 and 0\.30000000000000004 on rank 1"),
+    "lr of another type": (lr_of_another_type, None),
     "none": (the_same_state, None),
 }
 
