@@ -275,6 +275,7 @@ def test_clipping_waits_for_the_averages_inside_an_island():
         torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
         plain.step()
     require_trained_alike(model, alone)
+    hvd.remove_process_set(optimizer._local_steps.islands.of_rank)
 
 
 # Parameters without a gradient on any rank
