@@ -64,7 +64,7 @@ except hvd.RingtrainError as error:
     raise
 """
 
-MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root"]
+MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--allow-run-as-root"]
 LAUNCHERS = {
     "ringrun": ["-m", "ringtrain.run", "-np", "3", "--network", "sockets"],
     "ringrun over MPI": ["-m", "ringtrain.run", "-np", "3", "--network", "mpi"],
