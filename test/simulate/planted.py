@@ -11,10 +11,10 @@ _CONNECTOR, _DIALLING, _NETWORK = "network/connector.cc", "network/dialling.cc",
 
 NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
     "a cached operation is not announced again when another rank announces it": Patch(
-        _COORDINATOR, "    reannounce(*slot);\n    cache_.evict(*slot);", "    cache_.evict(*slot);"
+        _COORDINATOR, "    reannounce(*slot);\n    evict(*slot);", "    evict(*slot);"
     ),
     "an evicted operation keeps its slot on rank 1": Patch(
-        _COORDINATOR, "    cache_.evict(*slot);\n  }", "    if (channel_.rank() != 1) cache_.evict(*slot);\n  }"
+        _COORDINATOR, "    evict(*slot);\n  }", "    if (channel_.rank() != 1) evict(*slot);\n  }"
     ),
     "a rank with something to announce does not come to a round by itself": Patch(
         _COORDINATOR, "if (has_been_evicted || has_just_joined_) return 0;", "if (has_just_joined_) return 0;"
@@ -26,7 +26,7 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         "  if (has_been_evicted || has_just_joined_) return 0;",
     ),
     "a rank that joins leaves its bits set": Patch(
-        _COORDINATOR, "reannounce_all_of(request->operation.process_set);", ";"
+        _COORDINATOR, "if (!joining.empty()) reannounce_all_of(joining);", ""
     ),
     "plans that were remembered before a join are used after it": Patch(
         _COORDINATOR, "if (decision.tuning || !decision.joined.empty()) cache_.forget_plans();", ""
@@ -43,7 +43,7 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
     ),
     "a stalled operation stays in the ledger": Patch(
         _LEDGER,
-        "    it = entries_.erase(it);\n  }\n  return agreements;\n}\n\nstd::vector<Agreement> Ledger::take_deadlocked",
+        "    it = erase(it);\n  }\n  return agreements;\n}\n\nstd::vector<Agreement> Ledger::take_deadlocked",
         "    ++it;\n  }\n  return agreements;\n}\n\nstd::vector<Agreement> Ledger::take_deadlocked",
     ),
     "an operation that was cached before a join is agreed on as before": Patch(
@@ -83,9 +83,8 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
     ),
     "a plan of the node takes the turn of a plan of the world": Patch(
         "coordination/backlog.h",
-        "while (!of_node_.empty() && of_node_.front().plan->priority() >= priority) carry_out(taken(of_node_));",
-        "if (!of_node_.empty() && of_node_.front().plan->priority() >= priority)\n"
-        "      return carry_out(taken(of_node_));",
+        "while (!of_node_.empty() && of_node_.priority() >= priority) carry_out(of_node_.take());",
+        "if (!of_node_.empty() && of_node_.priority() >= priority) return carry_out(of_node_.take());",
     ),
     "a rank with a plan of its node drops values that have arrived": Patch(
         "coordination/backlog.h", "return of_world_.size() == 1;", "return of_world_.size() + of_node_.size() == 1;"
