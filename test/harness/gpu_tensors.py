@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from harness.backward import backward_pass
 from harness.gpu_arrays import cupy
 from ringtrain.arrays.dlpack import _Tensor as DLTensor
 
@@ -182,10 +183,11 @@ def to_gpu(tensor: torch.Tensor) -> GpuTensor:
 
 def backward(parameters: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) -> None:
     """Give the parameters their gradients, and call the hooks as autograd would."""
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-        for hook in list(parameter._hooks):
-            hook(parameter)
+    with backward_pass():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+            for hook in list(parameter._hooks):
+                hook(parameter)
 
 
 # DLPack's exchange API, as a PyTorch for CUDA has it of its tensors.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
-from unittest import mock
 
 import torch
+from harness.backward import backward_pass
 
 import ringtrain.torch as hvd
 
@@ -23,24 +22,12 @@ def step_of_hooks(names: list[str], elements: int) -> Callable[[], float]:
     hooks = [next(iter(parameter._post_accumulate_grad_hooks.values())) for parameter in parameters]
 
     def step() -> float:
-        with mock.patch.object(torch.autograd.Variable, "_execution_engine", _Engine()) as engine:
+        with backward_pass():
             begin = time.perf_counter()
             for hook, parameter in zip(hooks, parameters, strict=True):
                 hook(parameter)
             seconds = time.perf_counter() - begin
-        for callback in engine.callbacks:
-            callback()
         optimizer.step()
         return seconds
 
     return step
-
-
-class _Engine:
-    """Calls what torch's engine calls at the end of a backward pass."""
-
-    def __init__(self) -> None:
-        self.callbacks: list[Callable[[], Any]] = []
-
-    def queue_callback(self, callback: Callable[[], Any]) -> None:
-        self.callbacks.append(callback)
