@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import eq
 from typing import Any, NamedTuple
 
 import torch
@@ -78,19 +77,14 @@ def broadcast_optimizer_state(
         )
     own = replicated_state_of(optimizer)
     is_new = not own.get("state")
-    are_on_gpu = [parameter.is_cuda for parameter in _parameters_of(optimizer)]
     if session.rank() != root_rank:
         state = _receive(root_rank, process_set)
-        are_on_gpu_of_root = state.pop(_ARE_ON_GPU)
         _put_options_in_place(state, optimizer)
-        load_unchanged(optimizer, state, [*map(eq, are_on_gpu, are_on_gpu_of_root)])
+        load_unchanged(optimizer, state)
     else:
-        _send({**own, _ARE_ON_GPU: are_on_gpu}, root_rank, process_set)
+        _send(own, root_rank, process_set)
     if is_new:
         _leave_zeros(optimizer, model)
-
-
-_ARE_ON_GPU = "ringtrain.are_on_gpu"  # of each parameter of the root, beside its state
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -125,10 +119,8 @@ def _leave_zeros(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
 # ------------------------------------------------------------------------------------------- loading a state unchanged
 
 
-def load_unchanged(
-    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keeps_device: Sequence[bool] | None = None
-) -> None:
-    """Load the state of an optimizer of this job with its dtypes and devices.
+def load_unchanged(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load the state of an optimizer of this job with its dtypes; `load_state_dict` decides on the devices.
 
     `Optimizer.load_state_dict` alone is for checkpoints, also of a model in another dtype: it casts all tensors but
     "step" to the dtype and the device of their parameter, and makes generators of strings.
@@ -136,8 +128,6 @@ def load_unchanged(
     Args:
         optimizer: of the same class as the one that `state` is from.
         state: what its `state_dict` has returned. Tensors in it are taken over, not copied.
-        keeps_device: of each parameter whether its tensors stay in the memory of a GPU or of the host, as in `state`.
-            Where it is false, load_state_dict decides. None is true for all.
     """
     saved = state.get("state")
     if not isinstance(saved, Mapping):  # a class with a format of its own
@@ -147,8 +137,7 @@ def load_unchanged(
     loaded = getattr(optimizer, "state", {})
     for number, parameter in enumerate(_parameters_of(optimizer)):
         if number in saved and parameter in loaded:
-            keeps = keeps_device is None or keeps_device[number]
-            loaded[parameter] = _put_back(loaded[parameter], saved[number], keeps)
+            loaded[parameter] = _put_back(loaded[parameter], saved[number])
 
 
 class _Kept:
@@ -169,19 +158,16 @@ def _loadable(value: Any) -> Any:
     return _Kept(value) if isinstance(value, Iterable) else value
 
 
-def _put_back(loaded: Any, saved: Any, keeps_device: bool) -> Any:
+def _put_back(loaded: Any, saved: Any) -> Any:
     """Returns what was loaded, with the saved values of those that load_state_dict has cast or not seen."""
     if isinstance(loaded, _Kept):
         return loaded.value
     if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
-        moves_back = keeps_device and loaded.device.type != saved.device.type
-        device = saved.device if moves_back else loaded.device
-        is_as_saved = loaded.dtype == saved.dtype and loaded.device == device
-        return loaded if is_as_saved else saved.to(device)
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if type(saved) is type(loaded) is dict:
-        return {key: _put_back(one, saved.get(key), keeps_device) for key, one in loaded.items()}
+        return {key: _put_back(one, saved.get(key)) for key, one in loaded.items()}
     if type(saved) is type(loaded) in (list, tuple) and len(saved) == len(loaded):
-        return type(saved)(_put_back(*pair, keeps_device) for pair in zip(loaded, saved, strict=True))
+        return type(saved)(_put_back(*pair) for pair in zip(loaded, saved, strict=True))
     return loaded
 
 
