@@ -72,8 +72,9 @@ def reduction_of(op: Any, tensors: list[Tensor], kind: str) -> ReduceOp:
     for tensor in tensors:
         if tensor.dtype is torch.bool and op in (RedOp.BAND, RedOp.BOR):
             return ReduceOp.Min if op == RedOp.BAND else ReduceOp.Max
-        if op == RedOp.AVG and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-            raise TypeError(f"{kind}: {tensor.dtype} has no AVG; use SUM and divide, or convert to a float")
+        has_average = tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.int64
+        if op == RedOp.AVG and not has_average:
+            raise TypeError(f"{kind}: {tensor.dtype} has no AVG; convert to torch.int64 or a float")
         if tensor.dtype in _PARTS and op not in (RedOp.SUM, RedOp.AVG):
             raise TypeError(f"{kind}: {tensor.dtype} has SUM and AVG, not {op.name}")
         if tensor.dtype not in _DTYPES and tensor.dtype not in _PARTS:
