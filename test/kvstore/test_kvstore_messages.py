@@ -407,6 +407,7 @@ def test_a_request_that_does_not_fit_is_refused_and_the_connection_goes_on() -> 
             ("write_state", right, {"number": 2**40}),
             ("create", b"\xff" * 40, {"number": 5, "chunk": 2}),
             ("rule", b"\xff" * 40, {"number": 6}),
+            ("hello", b"", {"number": 2**20}),
         ]
         for said, body, fields in bad:
             worker.say(said, body, **fields)

@@ -246,7 +246,7 @@ bool Session::is_full() const { return connection_->queued_bytes() > kFull; }
 
 // Throws peer_lost where a later process has the place of this worker, or this one was expelled.
 Bytes Session::greet(const Head& hello) {
-  require(hello.number >= 0 && hello.number < Actor::kNewestTerm, "the term");
+  require(hello.number >= 0 && hello.number < kTerms, "the term");
   term_ = static_cast<uint32_t>(hello.number);
   if (!home_.stores().admit(worker_, term_)) throw expelled(static_cast<uint32_t>(worker_));
   return bytes_of(home_.words());

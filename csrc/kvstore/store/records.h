@@ -63,6 +63,8 @@ constexpr uint32_t kNoSlot = 0;  // slots are numbered from 1
 // The number of a change that a worker asks its server for beside pushes. `count`: of those of its process, from 1 on.
 // A process that takes the place of a worker begins with higher numbers than the process before it had.
 constexpr uint64_t kChangesOfProcess = uint64_t{1} << 44;
+// So many processes may take the place of one worker, one after the other: terms have the bits that are left.
+constexpr uint32_t kTerms = uint32_t{1} << 20;
 constexpr uint64_t change_number(uint32_t term, uint64_t count) { return term * kChangesOfProcess + count; }
 
 // Of one worker in one chunk. Guarded by the chunk's mutex.
@@ -106,7 +108,7 @@ struct JournalRecord {
 // server closes the record to it.
 struct StageState {
   static constexpr int kVersionBits = 44;
-  static constexpr uint64_t kVersions = uint64_t{1} << kVersionBits, kTerms = uint64_t{1} << (64 - kVersionBits);
+  static constexpr uint64_t kVersions = uint64_t{1} << kVersionBits;
 
   // Odd while the record and the values are written; then 2 more than before. 0: there has been none.
   uint64_t version() const { return word % kVersions; }
@@ -117,7 +119,7 @@ struct StageState {
   StageState begun() const { return {word | 1}; }
   StageState published() const { return {word + 1}; }
   StageState closed_before(uint32_t first_term) const {
-    return is_closed_to(first_term) ? *this : StageState{first_term % kTerms * kVersions + version()};
+    return is_closed_to(first_term) ? *this : StageState{first_term * kVersions + version()};
   }
 
   uint64_t word;
