@@ -16,7 +16,7 @@ import torch
 from ringtrain import ops
 from ringtrain.errors import StepOrderError
 from ringtrain.record import steps
-from ringtrain.torch.hooks import as_real
+from ringtrain.torch.gradients import as_real
 from ringtrain.torch.wrapped import WrappedOptimizer, groups_of
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.replicas import FiniteCheck, check_replicas

@@ -14,9 +14,10 @@ from ringtrain import ops
 from ringtrain.engine.handles import Handle, poll, synchronize
 from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.job import session
-from ringtrain.torch import functions, hooks, ops as differentiable
+from ringtrain.torch import functions, gradients, hooks, ops as differentiable
 from ringtrain.torch.adasum import AdasumOptimizer
 from ringtrain.torch.diloco import DiLoCoOptimizer
+from ringtrain.torch.local_hooks import LocalHooks
 from ringtrain.torch.optimizer import Distributed, Join, clip_grad_norm_
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
 from ringtrain.torch.wrapped import WrappedOptimizer, _DistributedOptimizer
@@ -24,9 +25,9 @@ from ringtrain.training.replicas import check_replicas
 
 _OPTIMIZERS = (Distributed, WrappedOptimizer, AdasumOptimizer, DiLoCoOptimizer, _DistributedOptimizer)
 _OPERATIONS = (
-    *(session, ops, differentiable, functions, hooks),
-    *(ProcessSet, Handle, poll, synchronize, differentiable.SparseHandle, hooks.GradientHooks, hooks.LocalHooks),
-    *(*_OPTIMIZERS, Join, clip_grad_norm_, SyncBatchNorm, check_replicas),
+    *(session, ops, differentiable, functions, gradients, hooks),
+    *(ProcessSet, Handle, poll, synchronize, differentiable.SparseHandle, hooks.GradientHooks, LocalHooks),
+    *(gradients.LeftGradients, *_OPTIMIZERS, Join, clip_grad_norm_, SyncBatchNorm, check_replicas),
 )
 _PACKAGE = str(Path(__file__).parents[1])
 _REASON = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,61 +12,19 @@ from torch.autograd import Variable
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ringtrain import ops
-from ringtrain._core import ReduceOp
 from ringtrain.arrays.torch import coalesced
-from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import StepOrderError
 from ringtrain.failure import warn
-from ringtrain.ops.objects import short_digest
+from ringtrain.torch.gradients import Gradient, LeftGradients, as_real, digest_of_all, in_memory_order, some_elements
 from ringtrain.torch.memory import SharedGradients
 from ringtrain.torch.ops import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
 from ringtrain.torch.wrapped import Groups, ParameterNames, groups_of
 from ringtrain.training.gradient_batch import GradientBatch
-from ringtrain.training.replicas import FiniteCheck, Start, StartCheck, check_replicas, digest_of
+from ringtrain.training.replicas import FiniteCheck, Start, StartCheck, check_replicas
 from ringtrain.training.update_check import UpdateCheck, are_equal, equality_terms, numbers_among
 
 # The hook of each parameter, and the reduction that it calls: of the optimizer that was made last for it.
 _hooks = WeakIdKeyDictionary()
-
-
-class _Gradient:
-    """The state of the gradient of one parameter since the last update; `is_sparse` and `dtype` are kept for longer."""
-
-    __slots__ = (
-        *("name", "parameter", "priority", "is_sparse", "dtype"),
-        *("passes", "is_submitted", "seen", "version", "was_changed", "was_dropped"),
-    )
-
-    def __init__(self, parameter: torch.Tensor, name: str, priority: int):
-        self.parameter = parameter
-        self.name = name
-        self.priority = priority
-        self.is_sparse: bool | None = None  # on all ranks; None until some rank has had a gradient
-        self.dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
-        self.forget()
-
-    def forget(self) -> None:
-        self.passes = 0  # of backward()
-        self.is_submitted = False
-        self.seen: torch.Tensor | None = None  # as backward() has left it, or as it was submitted
-        self.version = 0  # of `seen`, at that time
-        self.was_changed = False  # by other code
-        self.was_dropped = False  # by other code, such as model.zero_grad()
-
-    def see(self, grad: torch.Tensor) -> None:
-        self.seen = grad
-        self.version = grad._version
-
-    def has_changed(self) -> bool:
-        """Whether other code has written to the gradient, or has replaced it, since it was seen."""
-        return self.seen is not None and (self.parameter.grad is not self.seen or self.seen._version != self.version)
-
-
-class _Left(NamedTuple):
-    """A gradient as a step, or the averaging before it, has left it."""
-
-    gradient: weakref.ref[torch.Tensor]
-    version: int
 
 
 class _Marks(NamedTuple):
@@ -127,18 +85,16 @@ class GradientHooks:
         self._takes_it_plain = shared is None and finite_check is None and batch.power_sgd is None
         self._default_lr = default_lr
         self._start_check = StartCheck(batch.process_set, batch.full_name)
-        self._known: dict[torch.Tensor, _Gradient] = {}  # of all parameters that ever required a gradient
-        self._gradients: dict[torch.Tensor, _Gradient] = {}  # of those that do now
-        self._begun: list[_Gradient] = []  # by a backward pass, and not yet synchronized
-        self._sparse: list[tuple[_Gradient, SparseHandle]] = []
-        self._of_last_step: dict[torch.Tensor, _Gradient] = {}  # `_gradients` then
-        self._frozen: list[_Gradient] = []  # since the last step, with a gradient on some rank
+        self._known: dict[torch.Tensor, Gradient] = {}  # of all parameters that ever required a gradient
+        self._gradients: dict[torch.Tensor, Gradient] = {}  # of those that do now
+        self._begun: list[Gradient] = []  # by a backward pass, and not yet synchronized
+        self._sparse: list[tuple[Gradient, SparseHandle]] = []
+        self._of_last_step: dict[torch.Tensor, Gradient] = {}  # `_gradients` then
+        self._frozen: list[Gradient] = []  # since the last step, with a gradient on some rank
         self._is_local = False  # in `no_sync`
         self._is_in_backward = False  # or it has failed
-        self._left: list[_Left] = []  # by the last step, or by the averaging before it
-        self._has_stepped = False  # without zero_grad() or backward() since
-        self._has_clipped_stale = False
-        self._stale: dict[_Gradient, torch.Tensor | None] | None = None  # gradients of the last step, of an idle rank
+        self._left = LeftGradients()
+        self._stale: dict[Gradient, torch.Tensor | None] | None = None  # gradients of the last step, of an idle rank
         self._update_check = UpdateCheck(
             batch.process_set,
             batch.full_name,
@@ -177,7 +133,7 @@ class GradientHooks:
         for place, (parameter, name) in enumerate(names.items()):
             if parameter not in self._known:
                 # Early parameters first: the next forward pass starts with them.
-                self._known[parameter] = gradient = _Gradient(parameter, name, -place)
+                self._known[parameter] = gradient = Gradient(parameter, name, -place)
                 _set_hook(self, gradient)
         self._gradients = {parameter: self._known[parameter] for parameter in names}
         self._group()
@@ -217,10 +173,7 @@ class GradientHooks:
         """
         if self._is_local or not self.is_synchronized:
             return not self._is_local
-        grads = [gradient.parameter.grad for gradient in self._gradients.values()]
-        return bool(self._left) and not any(
-            left.gradient() is grad for left, grad in zip(self._left, grads, strict=False) if grad is not None
-        )
+        return self._left.are_gone([parameter.grad for parameter in self._gradients])
 
     def owns_any(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether it averages the gradient of one of them."""
@@ -241,9 +194,9 @@ class GradientHooks:
         finally:
             self._is_local = before
 
-    def on_backward(self, gradient: _Gradient) -> None:
+    def on_backward(self, gradient: Gradient) -> None:
         """Called when a backward pass has added to a gradient."""
-        self.is_synchronized = self.was_told = self._has_stepped = False
+        self.is_synchronized = self.was_told = self._left.has_stepped = False
         if self._is_local:
             return
         grad = gradient.parameter.grad
@@ -336,46 +289,35 @@ class GradientHooks:
                 "average over the ranks. Call optimizer.synchronize() first; hvd.clip_grad_norm_ does so by itself"
             )
         self.is_synchronized = True
-        self._left = []
+        self._left.forget()
 
     def keep_averages(self) -> None:
         """After `synchronize`: remember the averages, to see when the script goes on to another step without `step`."""
-        self._left = self._as_left()
+        self._left.keep(self._grads())
 
     def end_step(self) -> None:
         """After the update."""
         self.is_synchronized = self.was_told = False
-        self._left = self._as_left()
-        self._has_stepped = True
-        self._has_clipped_stale = False
+        self._left.end_step(self._grads())
 
     def is_untouched(self) -> bool:
         """Whether this rank has its gradients from the last step, and nothing has happened to them since."""
-        grads = [grad for parameter in self._gradients if (grad := parameter.grad) is not None]
-        return (
-            self._has_stepped
-            and len(grads) == len(self._left)
-            and all(
-                left.gradient() is grad and left.version == grad._version
-                for left, grad in zip(self._left, grads, strict=True)
-            )
-        )
+        return self._left.are_untouched(self._grads())
 
     def keep_clipped(self) -> None:
-        """After gradients that were untouched were clipped: for a script that looks at their norm after the step."""
-        self._left = self._as_left()
-        self._has_clipped_stale = True
+        """After gradients that were untouched were clipped."""
+        self._left.keep_clipped(self._grads())
 
     def begin_step(self) -> None:
         """At zero_grad(). Averages of an explicit `synchronize` stay valid."""
-        self._has_stepped = False
+        self._left.has_stepped = False
         if not self.was_told:
             self.is_synchronized = False
 
-    def _as_left(self) -> list[_Left]:
-        return [_Left(weakref.ref(grad), grad._version) for of in self._gradients if (grad := of.grad) is not None]
+    def _grads(self) -> list[torch.Tensor]:
+        return [grad for parameter in self._gradients if (grad := parameter.grad) is not None]
 
-    def _all(self) -> list[_Gradient]:
+    def _all(self) -> list[Gradient]:
         """Of this step, also those whose parameters were frozen after backward()."""
         return [*self._gradients.values(), *self._frozen]
 
@@ -395,7 +337,7 @@ class GradientHooks:
         self._make_sparse_again()
         return contributors, sums
 
-    def _are_averages(self, stale: Mapping[_Gradient, torch.Tensor | None], sums: _Marks) -> bool:
+    def _are_averages(self, stale: Mapping[Gradient, torch.Tensor | None], sums: _Marks) -> bool:
         """Where all ranks are idle, gives them back the gradients of the last step, for a step() with them once more.
 
         These are the same on all ranks, unless the scripts have written others past autograd, as by
@@ -405,7 +347,7 @@ class GradientHooks:
             gradient.parameter.grad = grad
             if self._shared is not None and grad is not None and grad.is_cpu and not grad.is_sparse:
                 self._shared.take(gradient.parameter, grad)
-        digest = _digest_of([grad for grad in stale.values() if grad is not None])
+        digest = digest_of_all([grad for grad in stale.values() if grad is not None])
         terms = torch.tensor(equality_terms(digest), device="cpu")
         name = self._batch.full_name("<last gradients>")
         if are_equal(ops.allreduce(terms, op=ops.Sum, name=name, process_set=self._batch.process_set).tolist()):
@@ -451,7 +393,7 @@ class GradientHooks:
         self._sparse.clear()
         self._begun.clear()
         self._update_check.forget()
-        self.is_synchronized = self.was_told = self._has_stepped = self._is_in_backward = False
+        self.is_synchronized = self.was_told = self._left.has_stepped = self._is_in_backward = False
         self._frozen, self._stale, self._of_last_step = [], None, {}
         for gradient in self._known.values():
             gradient.forget()
@@ -481,7 +423,7 @@ class GradientHooks:
         if not self._update_check.is_submitted():
             self._submit_marks(drops)
 
-    def _submit_all(self, gradients: list[_Gradient]) -> None:
+    def _submit_all(self, gradients: list[Gradient]) -> None:
         rest = [gradient for gradient in gradients if not gradient.is_submitted]
         self._make_zeros([gradient for gradient in rest if gradient.parameter.grad is None])
         for gradient in rest:
@@ -492,7 +434,7 @@ class GradientHooks:
     def _submit_marks(self, drops: bool = False) -> None:
         has_new = any(gradient.parameter.grad is not None for gradient in self._undecided())
         is_idle = self._stale is not None
-        marks = _Marks(is_idle, drops, has_new, is_idle and self._has_clipped_stale)
+        marks = _Marks(is_idle, drops, has_new, is_idle and self._left.were_clipped)
         options = [numbers_among(group) for group in self._param_groups]
         self._update_check.submit(options, self._state is not self._compared_state, marks)
 
@@ -513,15 +455,15 @@ class GradientHooks:
         if frozen:
             self._frozen = [of for of, sparse in self._agreement(list(frozen.values())) if sparse is not None]
 
-    def _undecided(self) -> list[_Gradient]:
+    def _undecided(self) -> list[Gradient]:
         return [gradient for gradient in self._gradients.values() if gradient.is_sparse is None]
 
-    def _decide(self, undecided: list[_Gradient]) -> None:
+    def _decide(self, undecided: list[Gradient]) -> None:
         """Agrees on which gradients there are, and which of them are sparse."""
         for gradient, is_sparse in self._agreement(undecided):
             gradient.is_sparse = is_sparse
 
-    def _agreement(self, gradients: list[_Gradient]) -> list[tuple[_Gradient, bool | None]]:
+    def _agreement(self, gradients: list[Gradient]) -> list[tuple[Gradient, bool | None]]:
         name = self._batch.full_name(f"<layout of {gradients[0].name}>")
         grads = [gradient.parameter.grad for gradient in gradients]
         return list(zip(gradients, agree_on_sparse(grads, name, self._batch.process_set), strict=True))
@@ -559,7 +501,7 @@ class GradientHooks:
             for key in sorted(of_parameter, key=str) if isinstance(of_parameter, Mapping) else ():
                 value = of_parameter[key]
                 if torch.is_tensor(value):
-                    parts.append(f"{key} {value.dtype} {tuple(value.shape)}".encode() + _some_elements([value]))
+                    parts.append(f"{key} {value.dtype} {tuple(value.shape)}".encode() + some_elements([value]))
                 elif isinstance(value, (bool, int, float)):
                     parts.append(f"{key} {value}".encode())
             parts.append(b";")
@@ -567,13 +509,12 @@ class GradientHooks:
 
     def _start(self) -> Start:
         """Before the first update, and before the first gradient is an average."""
-        grads = [parameter.grad for parameter in self._gradients if parameter.grad is not None]
-        of_gradients = _some_elements(grads)
+        of_gradients = some_elements(self._grads())
         chosen = [group.get("initial_lr", group.get("lr")) for group in self._param_groups]  # before any schedule
         is_default_lr = self._default_lr and all(lr == self._default_lr[0] for lr in chosen)
         return Start(
             names=[gradient.name for gradient in self._gradients.values()],
-            parameters=_some_elements(list(self._names.of(self._param_groups))),  # frozen ones as well
+            parameters=some_elements(list(self._names.of(self._param_groups))),  # frozen ones as well
             gradients=of_gradients if any(of_gradients) else b"",
             unused=[gradient.name for parameter, gradient in self._gradients.items() if parameter.grad is None],
             default_lr=self._default_lr if is_default_lr else None,
@@ -583,9 +524,9 @@ class GradientHooks:
         """Make averages over all ranks those over some: the others had contributed zeros."""
         size = self._batch.process_set.size()
         if self._batch.op == ops.Average and self._batch.weight is None and size and contributors < size:
-            torch._foreach_mul_([p.grad for p in self._gradients if p.grad is not None], size / contributors)
+            torch._foreach_mul_(self._grads(), size / contributors)
 
-    def _make_zeros(self, without: list[_Gradient]) -> None:
+    def _make_zeros(self, without: list[Gradient]) -> None:
         for gradient in without:
             make = empty_sparse if gradient.is_sparse else torch.zeros_like
             gradient.parameter.grad = make(gradient.parameter.detach(), dtype=gradient.dtype)
@@ -598,7 +539,7 @@ class GradientHooks:
                 "all ranks, requires_grad_(False) saves the way. This is said once."
             )
 
-    def _submit(self, gradient: _Gradient, grad: torch.Tensor) -> None:
+    def _submit(self, gradient: Gradient, grad: torch.Tensor) -> None:
         if self._finite_check is not None and self._batch.weight != 0:
             self._finite_check.look_at(gradient.name, grad)
         if grad.requires_grad:  # the graph of a pass in no_sync keeps its values
@@ -612,13 +553,13 @@ class GradientHooks:
             grad = self._shared.take(gradient.parameter, grad)
         if grad.is_complex():
             grad = grad.resolve_conj()
-        dense = grad if grad.is_contiguous() else _in_memory_order(grad)
+        dense = grad if grad.is_contiguous() else in_memory_order(grad)
         if dense is None:
             dense = grad = grad.contiguous()
         self._put(gradient, grad)
         self._batch.ready(gradient.name, as_real(dense) if dense.is_complex() else dense, gradient.priority)
 
-    def _submit_sparse(self, gradient: _Gradient, grad: torch.Tensor) -> None:
+    def _submit_sparse(self, gradient: Gradient, grad: torch.Tensor) -> None:
         if self._batch.has_group(gradient.name):
             raise ValueError(
                 f'the gradient of "{gradient.name}" is sparse and cannot be in a group; use sparse_as_dense=True'
@@ -631,7 +572,7 @@ class GradientHooks:
         )
         self._sparse.append((gradient, handle))
 
-    def _put(self, gradient: _Gradient, grad: torch.Tensor) -> None:
+    def _put(self, gradient: Gradient, grad: torch.Tensor) -> None:
         """Store the gradient in its parameter, and remember it to notice a change that is too early."""
         if grad is not gradient.parameter.grad:
             gradient.parameter.grad = grad
@@ -649,116 +590,7 @@ class GradientHooks:
                     gradient.parameter.grad = grad.to_sparse(1)
 
 
-class LocalHooks:
-    """As GradientHooks, of a rank that is the only one of its process set, or does not belong to it.
-
-    Args:
-        names: of the parameters.
-        finite_check: looks at every gradient, or None.
-        op: of the optimizer.
-    """
-
-    all_contribute = True
-    counts_contributors = False
-    was_told = False
-
-    def __init__(self, names: ParameterNames, finite_check: FiniteCheck | None, op: ReduceOp):
-        self._op = op
-        self._names = names
-        self._finite_check = finite_check
-        self._parameters: dict[torch.Tensor, str] = {}
-        self.is_synchronized = False
-
-    def watch(self, param_groups: Sequence[dict[str, Any]], state: Mapping[Any, Any]) -> None:
-        if self._finite_check is not None:
-            self._parameters = self._names.of(param_groups)
-
-    def average(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss
-
-    def check_replicas(self) -> None:
-        """Does nothing: this rank has the only replica."""
-
-    def has_begun(self) -> bool:
-        return False
-
-    def has_failed(self) -> bool:
-        return False
-
-    def is_due(self) -> bool:
-        return False
-
-    def is_untouched(self) -> bool:
-        return False
-
-    def keep_averages(self) -> None: ...
-
-    def keep_clipped(self) -> None: ...
-
-    def begin_step(self) -> None: ...
-
-    def end_step(self) -> None:
-        self.is_synchronized = self.was_told = False
-
-    def compression_state(self, with_errors: bool) -> dict[str, Any] | None:
-        return None
-
-    def load_compression_state(self, state: dict[str, Any] | None) -> None:
-        """Does nothing: this rank sends no gradients."""
-
-    def owns_any(self, parameters: Sequence[torch.Tensor]) -> bool:
-        return False
-
-    def set_passes(self, passes: int) -> None: ...
-
-    def set_weight(self, weight: Any) -> None:
-        """Checks the weight, which changes nothing for the only rank."""
-        if weight is not None:
-            require_weight(weight, self._op, "DistributedOptimizer")
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def forget_step(self) -> None: ...
-
-    def submit_rest(self) -> None: ...
-
-    def synchronize(self, drops: bool = False) -> None:
-        """Raises NonFiniteError if a gradient is NaN or infinite, with nan_check."""
-        if self._finite_check is not None:
-            for parameter, name in self._parameters.items():
-                if parameter.grad is not None:
-                    self._finite_check.look_at(name, parameter.grad)
-            self._finite_check.agree()
-        self.is_synchronized = True
-
-
-def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """A view that can be reduced in place: of complex numbers, their real and imaginary parts."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _some_elements(tensors: Sequence[torch.Tensor]) -> bytes:
-    """The first elements of each dense tensor: enough to tell whether they were made with other random numbers.
-
-    Tensors on a GPU are left out: reading them would wait for the GPU.
-    """
-    most = 64
-    parts = [
-        as_real(tensor.detach().reshape(-1)[:most].resolve_conj()).reshape(-1).to("cpu", torch.float64)
-        for tensor in tensors
-        if tensor.layout is torch.strided and tensor.is_cpu
-    ]
-    return torch.cat(parts).numpy().tobytes() if parts else b""
-
-
-def _digest_of(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns a digest of all elements. Those on a GPU are copied from it."""
-    parts = [part for one in tensors for part in ((one._indices(), one._values()) if one.is_sparse else (one,))]
-    return short_digest(repr([digest_of(part.detach()) for part in parts]).encode())
-
-
-def _set_hook(reduction: GradientHooks, gradient: _Gradient) -> None:
+def _set_hook(reduction: GradientHooks, gradient: Gradient) -> None:
     """Register the hook of a parameter, instead of an earlier one. The hook does not keep the reduction alive."""
     dead_or_alive = weakref.ref(reduction)
 
@@ -774,14 +606,6 @@ def _set_hook(reduction: GradientHooks, gradient: _Gradient) -> None:
             other()._replaced_by = dead_or_alive
     registration = gradient.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     _hooks[gradient.parameter] = registration, dead_or_alive
-
-
-def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns a view whose elements are contiguous in memory, as of a channels-last tensor, or None."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda dimension: (-strides[dimension], dimension))
-    view = tensor.permute(order)
-    return view if view.is_contiguous() else None
 
 
 def _listed(names: list[str]) -> str:

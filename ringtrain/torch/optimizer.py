@@ -30,7 +30,8 @@ from ringtrain.record import steps
 from ringtrain.timeline import recording
 from ringtrain.torch.adasum import AdasumOptimizer
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from ringtrain.torch.hooks import GradientHooks, LocalHooks
+from ringtrain.torch.hooks import GradientHooks
+from ringtrain.torch.local_hooks import LocalHooks
 from ringtrain.torch.memory import SharedGradients
 from ringtrain.torch.wrapped import (
     Groups,
