@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import shlex
 import shutil
@@ -36,41 +36,13 @@ class ElasticTerms(NamedTuple):
     reset_limit: int | None = None
     cooldown_s: tuple[float, float] | None = None
 
-    def words(self) -> list[str]:
-        """For a parser that `add_elastic_terms` has made."""
-        words = [f"--least={self.least}", f"--slots={self.slots}", f"--timeout={self.timeout_s:g}"]
-        if self.most is not None:
-            words.append(f"--most={self.most}")
-        if self.discovery_script is not None:
-            words.append(f"--discovery-script={self.discovery_script}")
-        if self.reset_limit is not None:
-            words.append(f"--reset-limit={self.reset_limit}")
-        if self.cooldown_s is not None:
-            words += ["--cooldown", *(f"{seconds:g}" for seconds in self.cooldown_s)]
-        return words
+    def to_json(self) -> str:
+        return json.dumps(self._asdict())
 
-
-def add_elastic_terms(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--least", type=int, required=True)
-    parser.add_argument("--slots", type=int, required=True)
-    parser.add_argument("--timeout", type=float, required=True)
-    parser.add_argument("--most", type=int)
-    parser.add_argument("--discovery-script")
-    parser.add_argument("--reset-limit", type=int)
-    parser.add_argument("--cooldown", type=float, nargs=2)
-
-
-def elastic_terms_of(arguments: argparse.Namespace) -> ElasticTerms:
-    """Those that were given to a parser of `add_elastic_terms`."""
-    return ElasticTerms(
-        arguments.least,
-        arguments.most,
-        arguments.slots,
-        arguments.discovery_script,
-        arguments.timeout,
-        arguments.reset_limit,
-        tuple(arguments.cooldown) if arguments.cooldown is not None else None,
-    )
+    @classmethod
+    def from_json(cls, text: str) -> ElasticTerms:
+        known = json.loads(text)
+        return cls(**{**known, "cooldown_s": known["cooldown_s"] and tuple(known["cooldown_s"])})
 
 
 # --- jobs with servers ------------------------------------------------------------------------------------------------
@@ -189,48 +161,14 @@ class RoleTerms(NamedTuple):
     keeps_servers: bool = False
     has_snapshots: bool = False
 
-    def words(self) -> list[str]:
-        """For a parser that `add_role_terms` has made."""
-        words = [f"--servers={self.cast.servers}", f"--workers={self.cast.workers}"]
-        words += [f"--host={host}" for host in self.hosts]
-        words += [f"--folder={self.folder}"] if self.folder is not None else []
-        words += [f"--of-workers={name}={value}" for name, value in self.of_workers.items()]
-        words += [f"--of-servers={name}={value}" for name, value in self.of_servers.items()]
-        words += [f"--restarts={self.restarts}", f"--least={self.least}"]
-        words += ["--keep-servers"] if self.keeps_servers else []
-        return [*words, *(["--has-snapshots"] if self.has_snapshots else [])]
+    def to_json(self) -> str:
+        return json.dumps(self._asdict())
 
-
-def add_role_terms(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--servers", type=int, required=True)
-    parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--host", action="append", default=[])
-    parser.add_argument("--folder")
-    parser.add_argument("--of-workers", action="append", default=[])
-    parser.add_argument("--of-servers", action="append", default=[])
-    parser.add_argument("--restarts", type=int, required=True)
-    parser.add_argument("--least", type=int, required=True)
-    parser.add_argument("--keep-servers", action="store_true")
-    parser.add_argument("--has-snapshots", action="store_true")
-
-
-def role_terms_of(arguments: argparse.Namespace) -> RoleTerms:
-    """Those that were given to a parser of `add_role_terms`."""
-    return RoleTerms(
-        Cast(arguments.servers, arguments.workers),
-        [address_of(text, "--host") for text in arguments.host],
-        arguments.folder,
-        _variables(arguments.of_workers),
-        _variables(arguments.of_servers),
-        arguments.restarts,
-        arguments.least,
-        arguments.keep_servers,
-        arguments.has_snapshots,
-    )
-
-
-def _variables(texts: Sequence[str]) -> dict[str, str]:
-    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+    @classmethod
+    def from_json(cls, text: str) -> RoleTerms:
+        known = json.loads(text)
+        hosts = [Address(*address) for address in known["hosts"]]
+        return cls(**{**known, "cast": Cast(*known["cast"]), "hosts": hosts})
 
 
 # --- any job ----------------------------------------------------------------------------------------------------------

@@ -214,10 +214,10 @@ class OwnStarter:
         if job.roles is None:
             arguments.append(f"--num-proc={job.num_proc}")
         else:
-            arguments += job.roles.words()
+            arguments.append(f"--terms={job.roles.to_json()}")
         if job.hosts:
             arguments.append(f"--hosts={','.join(map(str, job.hosts))}")
-        arguments += job.elastic.words() if job.elastic is not None else []
+        arguments += [f"--terms={job.elastic.to_json()}"] if job.elastic is not None else []
         if self.of_agents is None:
             arguments += [f"--ssh-option={option}" for option in ssh_options(job)]
         else:
@@ -418,7 +418,10 @@ class Yarn(OwnStarter):
             raise UsageError("--launcher yarn needs hadoop, which is not on PATH")
         resource_managers(job.environment)
         jar, words = _split_jar(job.launcher_arguments)
-        own = ["yarn-ranks", f"--num-proc={job.num_proc}"] if job.roles is None else ["yarn-roles", *job.roles.words()]
+        if job.roles is None:
+            own = ["yarn-ranks", f"--num-proc={job.num_proc}"]
+        else:
+            own = ["yarn-roles", f"--terms={job.roles.to_json()}"]
         own += [f"--name={_application_name(job)}", f"--hadoop={hadoop}"]
         own.append(f"--jar={jar or _find_jar(hadoop, job.environment)}")
         own += [*(f"--client-word={word}" for word in words), *(f"--exported={name}" for name in job.exported)]

@@ -790,8 +790,9 @@ def test_the_terms_stand_on_the_command_line_of_the_starter() -> None:
     job = job_of("-np", "2", "--min-np", "1", "--max-np", "3", *more)
     python, folder, *words = OwnStarter().arguments(job)
     assert python == sys.executable and folder.endswith("/runner/start")
-    terms = ["--least=1", "--slots=1", "--timeout=600", "--most=3", "--reset-limit=0", "--cooldown", "1", "2"]
-    assert words == ["elastic", "--num-proc=2", "--hosts=localhost:3", *terms, *TRAIN]
+    assert words[:3] == ["elastic", "--num-proc=2", "--hosts=localhost:3"] and words[4:] == TRAIN
+    terms = ElasticTerms.from_json(words[3].removeprefix("--terms="))
+    assert terms == job.elastic == ElasticTerms(1, 3, 1, None, 600.0, 0, (1.0, 2.0))
 
 
 # --- from Python ------------------------------------------------------------------------------------------------------

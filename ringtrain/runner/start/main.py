@@ -26,11 +26,8 @@ from ringtrain.runner.job import (
     Address,
     ElasticTerms,
     RoleProcess,
-    add_elastic_terms,
-    add_role_terms,
-    elastic_terms_of,
+    RoleTerms,
     host_of,
-    role_terms_of,
 )
 from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.links import ContainerLink, LaunchedLink, Link, ProcessLink, Share, command_of_agent
@@ -244,9 +241,9 @@ def _elastic() -> int:
     parser = _parser("--ssh-option", "--agent-word")
     parser.add_argument("--num-proc", type=int, required=True)
     parser.add_argument("--hosts")
-    add_elastic_terms(parser)
+    parser.add_argument("--terms", type=ElasticTerms.from_json, required=True)
     arguments = parser.parse_args()
-    terms = elastic_terms_of(arguments)
+    terms: ElasticTerms = arguments.terms
     discovery = Discovery(terms.discovery_script, terms.slots) if terms.discovery_script is not None else None
     try:
         # a script that fails the first time is a mistake
@@ -293,9 +290,9 @@ def _roles() -> int:
     from ringtrain.runner.start.role_starter import RolePlace, RoleStarter, open_root, variables_of
 
     parser = _parser()
-    add_role_terms(parser)
+    parser.add_argument("--terms", type=RoleTerms.from_json, required=True)
     arguments = parser.parse_args()
-    terms = role_terms_of(arguments)
+    terms: RoleTerms = arguments.terms
     try:
         secret = _secret()
         root = open_root([address.host for address in terms.hosts], os.environ)
@@ -332,10 +329,10 @@ def _yarn_roles() -> int:
     from ringtrain.runner.start.role_starter import RolePlace, RoleStarter, open_root, variables_of
 
     parser = _parser("--client-word")
-    add_role_terms(parser)
+    parser.add_argument("--terms", type=RoleTerms.from_json, required=True)
     yarn.add_words(parser)
     arguments = parser.parse_args()
-    terms = role_terms_of(arguments)
+    terms: RoleTerms = arguments.terms
     try:
         secret = _secret()
     except (OSError, ValueError) as error:
