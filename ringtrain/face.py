@@ -1,62 +1,15 @@
 """The public names of ringtrain. Imported when the first of them is used, see `ringtrain/__init__.py`."""
 
+# ruff: noqa: F403
+
 import os as _os
 
 from ringtrain.arrays.shared_memory import empty as empty
-from ringtrain.engine.compression import Compression as Compression, Compressor as Compressor
 from ringtrain.engine.handles import Handle as Handle, poll as poll, synchronize as synchronize
-from ringtrain.engine.process_sets import (
-    ProcessSet as ProcessSet,
-    add_process_set as add_process_set,
-    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
-    global_process_set as global_process_set,
-    new_group as new_group,
-    remove_process_set as remove_process_set,
-)
-from ringtrain.errors import (
-    DeadlockError as DeadlockError,
-    HorovodInternalError as HorovodInternalError,
-    MismatchError as MismatchError,
-    NonFiniteError as NonFiniteError,
-    NotInitializedError as NotInitializedError,
-    PeerLostError as PeerLostError,
-    RemoteError as RemoteError,
-    ReplicaError as ReplicaError,
-    RingtrainError as RingtrainError,
-    ShutDownError as ShutDownError,
-    StalledError as StalledError,
-    StepOrderError as StepOrderError,
-)
+from ringtrain.engine.process_sets import new_group as new_group
+from ringtrain.errors import StepOrderError as StepOrderError
 from ringtrain.job import network as _network, session as _session
-from ringtrain.job.session import (
-    ccl_built as ccl_built,
-    cross_rank as cross_rank,
-    cross_size as cross_size,
-    cuda_built as cuda_built,
-    ddl_built as ddl_built,
-    gloo_built as gloo_built,
-    gloo_enabled as gloo_enabled,
-    init as init,
-    is_homogeneous as is_homogeneous,
-    is_initialized as is_initialized,
-    local_rank as local_rank,
-    local_size as local_size,
-    mpi_built as mpi_built,
-    mpi_enabled as mpi_enabled,
-    mpi_threads_supported as mpi_threads_supported,
-    nccl_built as nccl_built,
-    rank as rank,
-    rocm_built as rocm_built,
-    shutdown as shutdown,
-    size as size,
-)
 from ringtrain.ops import (
-    Adasum as Adasum,
-    Average as Average,
-    Max as Max,
-    Min as Min,
-    Product as Product,
-    Sum as Sum,
     allgather as allgather,
     allgather_async as allgather_async,
     allreduce as allreduce,
@@ -84,7 +37,6 @@ from ringtrain.ops import (
     grouped_broadcast_async_ as grouped_broadcast_async_,
     grouped_reducescatter as grouped_reducescatter,
     grouped_reducescatter_async as grouped_reducescatter_async,
-    join as join,
     recv as recv,
     recv_async as recv_async,
     reducescatter as reducescatter,
@@ -92,13 +44,13 @@ from ringtrain.ops import (
     send as send,
     send_async as send_async,
 )
+from ringtrain.ops.names import *
 from ringtrain.ops.objects import (
     allgather_object as allgather_object,
     broadcast_object as broadcast_object,
     broadcast_object_fn as broadcast_object_fn,
     broadcast_parameters as broadcast_parameters,
 )
-from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.training.diloco import DiLoCo as DiLoCo
 from ringtrain.training.optimizer import DistributedOptimizer as DistributedOptimizer

@@ -12,6 +12,8 @@ parameters  the same parameters, optimizer state and objects on all ranks
 stores      for MXNet's Trainer, Module and mx.kv
 """
 
+# ruff: noqa: F403
+
 import inspect
 import typing
 
@@ -21,50 +23,7 @@ import ringtrain.kvstore as _kvstore  # noqa: F401  a server stays in here, and 
 from ringtrain.mxnet import library as library  # before anything that imports MXNet
 
 # isort: split
-from ringtrain.engine.compression import Compression as Compression, Compressor as Compressor
-from ringtrain.engine.process_sets import (
-    ProcessSet as ProcessSet,
-    add_process_set as add_process_set,
-    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
-    global_process_set as global_process_set,
-    remove_process_set as remove_process_set,
-)
-from ringtrain.errors import (
-    DeadlockError as DeadlockError,
-    HorovodInternalError as HorovodInternalError,
-    MismatchError as MismatchError,
-    NonFiniteError as NonFiniteError,
-    NotInitializedError as NotInitializedError,
-    PeerLostError as PeerLostError,
-    RemoteError as RemoteError,
-    ReplicaError as ReplicaError,
-    RingtrainError as RingtrainError,
-    ShutDownError as ShutDownError,
-    StalledError as StalledError,
-    StepOrderError as StepOrderError,
-)
-from ringtrain.job.session import (
-    ccl_built as ccl_built,
-    cross_rank as cross_rank,
-    cross_size as cross_size,
-    cuda_built as cuda_built,
-    ddl_built as ddl_built,
-    gloo_built as gloo_built,
-    gloo_enabled as gloo_enabled,
-    init as init,
-    is_homogeneous as is_homogeneous,
-    is_initialized as is_initialized,
-    local_rank as local_rank,
-    local_size as local_size,
-    mpi_built as mpi_built,
-    mpi_enabled as mpi_enabled,
-    mpi_threads_supported as mpi_threads_supported,
-    nccl_built as nccl_built,
-    rank as rank,
-    rocm_built as rocm_built,
-    shutdown as shutdown,
-    size as size,
-)
+from ringtrain.errors import StepOrderError as StepOrderError
 from ringtrain.mxnet.operations import (
     allgather as allgather,
     allreduce as allreduce,
@@ -91,16 +50,9 @@ from ringtrain.mxnet.trainer import (
     DistributedTrainer as DistributedTrainer,
 )
 from ringtrain.ops import (
-    Adasum as Adasum,
-    Average as Average,
-    Max as Max,
-    Min as Min,
-    Product as Product,
-    Sum as Sum,
     barrier as barrier,
-    join as join,
 )
-from ringtrain.record.metrics import metrics as metrics
+from ringtrain.ops.names import *
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.training.replicas import check_replicas as check_replicas
 from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler

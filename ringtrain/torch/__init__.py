@@ -5,62 +5,15 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 """
 
+# ruff: noqa: F403
+
 import inspect
 import typing
 
-from ringtrain.engine.compression import Compression as Compression, Compressor as Compressor
 from ringtrain.engine.handles import Handle as Handle, poll as poll, synchronize as synchronize
-from ringtrain.engine.process_sets import (
-    ProcessSet as ProcessSet,
-    add_process_set as add_process_set,
-    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
-    global_process_set as global_process_set,
-    new_group as new_group,
-    remove_process_set as remove_process_set,
-)
-from ringtrain.errors import (
-    DeadlockError as DeadlockError,
-    HorovodInternalError as HorovodInternalError,
-    MismatchError as MismatchError,
-    NonFiniteError as NonFiniteError,
-    NotInitializedError as NotInitializedError,
-    PeerLostError as PeerLostError,
-    RemoteError as RemoteError,
-    ReplicaError as ReplicaError,
-    RingtrainError as RingtrainError,
-    ShutDownError as ShutDownError,
-    StalledError as StalledError,
-    StepOrderError as StepOrderError,
-)
-from ringtrain.job.session import (
-    ccl_built as ccl_built,
-    cross_rank as cross_rank,
-    cross_size as cross_size,
-    cuda_built as cuda_built,
-    ddl_built as ddl_built,
-    gloo_built as gloo_built,
-    gloo_enabled as gloo_enabled,
-    init as init,
-    is_homogeneous as is_homogeneous,
-    is_initialized as is_initialized,
-    local_rank as local_rank,
-    local_size as local_size,
-    mpi_built as mpi_built,
-    mpi_enabled as mpi_enabled,
-    mpi_threads_supported as mpi_threads_supported,
-    nccl_built as nccl_built,
-    rank as rank,
-    rocm_built as rocm_built,
-    shutdown as shutdown,
-    size as size,
-)
+from ringtrain.engine.process_sets import new_group as new_group
+from ringtrain.errors import StepOrderError as StepOrderError
 from ringtrain.ops import (
-    Adasum as Adasum,
-    Average as Average,
-    Max as Max,
-    Min as Min,
-    Product as Product,
-    Sum as Sum,
     allgather_async as allgather_async,
     allreduce_ as allreduce_,
     allreduce_async as allreduce_async,
@@ -81,14 +34,13 @@ from ringtrain.ops import (
     grouped_broadcast_async as grouped_broadcast_async,
     grouped_broadcast_async_ as grouped_broadcast_async_,
     grouped_reducescatter_async as grouped_reducescatter_async,
-    join as join,
     recv as recv,
     recv_async as recv_async,
     reducescatter_async as reducescatter_async,
     send as send,
     send_async as send_async,
 )
-from ringtrain.record.metrics import metrics as metrics
+from ringtrain.ops.names import *
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.torch import (
     compiled as _compiled,

@@ -53,7 +53,7 @@ class _Left(NamedTuple):
 
 
 class LeftGradients:
-    """What the last step, or the averaging before it, has left, and what the script has done with it since.
+    """Gradients as the last step, or the averaging before it, has left them, and what has happened to them since.
 
     It tells whether this rank is idle: then its gradients are those of the last step, not of this one.
     """

@@ -1,4 +1,4 @@
-"""What stands in the place of GradientHooks on a rank that averages with nobody."""
+"""Stands in the place of GradientHooks on a rank that averages with nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of `ringtrain.torch` in Horovod's module, `horovod.torch.mpi_ops`: `hvd.mpi_ops.Sum`.
+"""The names of `ringtrain.torch` in Horovod's module, `horovod.torch.mpi_ops`, such as `Sum`.
 
 The operations of `ringtrain.torch` are differentiable themselves; the classes are for code that calls `apply` of those
 that make them so in Horovod, with its arguments in its order.

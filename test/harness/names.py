@@ -124,7 +124,7 @@ class Package:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names.add(node.name)
             elif isinstance(node, ast.Import | ast.ImportFrom):
-                names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+                names.update(_imported(node))
             else:
                 for one in ast.walk(node):
                     if isinstance(one, ast.Name) and type(one.ctx) is ast.Store:
@@ -132,7 +132,7 @@ class Package:
                     elif isinstance(one, ast.Constant) and isinstance(one.value, str):
                         names.add(one.value)  # of `__all__`, of names that `__getattr__` finds
                     elif isinstance(one, ast.Import | ast.ImportFrom):
-                        names.update(alias.asname or alias.name for alias in one.names)
+                        names.update(_imported(one))
 
     def has(self, dotted: str) -> bool:
         """Whether a dotted name exists; also if its first word is not of this package.
@@ -156,7 +156,10 @@ class Package:
         if rest and f"{module}.{rest[0]}" in self._modules:
             return self._has_in_module(f"{module}.{rest[0]}", rest[1:])
         names = self._modules[module]
-        if not rest or rest[0].startswith("__") or "*" in names:
+        if not rest or rest[0].startswith("__"):
+            return True
+        stars = [name[1:] for name in names if name.startswith("*")]
+        if any(home not in self._modules or self._has_in_module(home, rest) for home in stars):
             return True
         return rest[0] in names and (len(rest) == 1 or self._has_in_class(rest[0], rest[1]))
 
@@ -166,6 +169,13 @@ class Package:
             return True
         bases = self._classes[name] & (set(self._classes) | {"Module", "Optimizer", "Trainer"})
         return any(base != name and self._has_in_class(base, attribute) for base in bases)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    """Yields the names that a module gets by it: of `from x import *` the word `*x`."""
+    for alias in node.names:
+        own = alias.asname or alias.name.partition(".")[0]
+        yield f"*{node.module}" if own == "*" and isinstance(node, ast.ImportFrom) else own
 
 
 def _last(base: ast.expr) -> str:
