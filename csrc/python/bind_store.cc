@@ -218,7 +218,10 @@ void bind_store_handle(nb::module_& module) {
           nb::arg("timeout_s"), Release(), "Whether it is done now; raises what it has failed with.")
       .def(
           "missing", [](const SharedStoreHandle& shared) { return shared.client->missing(*shared.handle); }, Release(),
-          "The process it waits for, for a message.");
+          "The process it waits for, for a message.")
+      .def(
+          "awaited", [](const SharedStoreHandle& shared) { return shared.client->awaited(*shared.handle); }, Release(),
+          "The workers for whose pushes it waits, as far as shared memory shows them.");
 }
 
 std::shared_ptr<StoreServer> make_server(int number, int capacity, const std::vector<int>& listeners,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -47,9 +46,10 @@ class Request:
 
     Args:
         require_agreed: called in a long wait; it raises if the request will never end.
+        look_at_waits: called in a long wait; see `SchedulerClient.look_at_waits`.
     """
 
-    __slots__ = ("_arrays", "_core", "_counts", "_limits", "_require_agreed")
+    __slots__ = ("_arrays", "_core", "_counts", "_limits", "_look_at_waits", "_others", "_require_agreed")
 
     def __init__(
         self,
@@ -58,8 +58,11 @@ class Request:
         limits: WaitLimits,
         counts: Counts,
         require_agreed: Callable[[], None],
+        look_at_waits: Callable[[str, list[int], dict[str, Any]], dict[str, Any]],
     ) -> None:
         self._core = core
+        self._look_at_waits = look_at_waits
+        self._others: dict[str, Any] = {}  # where the other workers waited when this one last looked
         self._require_agreed = require_agreed
         self._arrays = arrays
         self._limits = limits
@@ -97,20 +100,23 @@ class Request:
                 self._require_pushes()
             if time.monotonic() > ask_s:
                 self._require_agreed()
+                self._others = self._look_at_waits(self._core.missing(), self._core.awaited(), self._others)
                 ask_s = time.monotonic() + _ASK_S
             if time.monotonic() > warn_s:
-                logger.warning(f"a store has waited {waited_s:.0f} s: {self._core.missing()}")
+                logger.warning(f"a store has waited {waited_s:.0f} s: {self._missing()}")
                 warn_s = float("inf")
             if 0 < self._limits.shutdown_s < waited_s:
-                missing = self._core.missing()
-                raise StalledError(f"a store has waited {waited_s:.1f} s (stall_shutdown_time_s): {missing}")
+                raise StalledError(f"a store has waited {waited_s:.1f} s (stall_shutdown_time_s): {self._missing()}")
+
+    def _missing(self) -> str:
+        where = [f"worker {number} waits {what}" for number, (_, _, what) in self._others.items()]
+        return ", ".join([self._core.missing(), *where])
 
     def _require_pushes(self) -> None:
         """Raises PeerLostError if this waits for a push of a worker that has come to its end."""
-        missing = self._core.missing()
-        for number in map(int, re.findall(r"worker (\d+) has pushed", missing)):
+        for number in self._core.awaited():
             if number in self._limits.ended:
-                raise PeerLostError(f"{self._limits.ended[number]}, and pushes nothing more: {missing}")
+                raise PeerLostError(f"{self._limits.ended[number]}, and pushes nothing more: {self._core.missing()}")
 
 
 # Of send_command_to_servers: smaller numbers are MXNet's own.
@@ -145,6 +151,7 @@ class ServedBackend(Backend):
         self._is_atomic = atomic
         self._keys = KeyTable(worker, self._number, cuts_keys=not atomic)
         self._pending: deque[Request] = deque()
+        worker.pushers.add(self)
         seconds = worker.seconds
         self._limits = WaitLimits(seconds("stall_warning_time_s"), seconds("stall_shutdown_time_s"), worker.ended)
         if elastic:
@@ -293,7 +300,7 @@ class ServedBackend(Backend):
         def require_agreed() -> None:
             self._keys.require_agreed({entry.name for entry in entries})
 
-        return Request(core, arrays, self._limits, self._worker.counts, require_agreed)
+        return Request(core, arrays, self._limits, self._worker.counts, require_agreed, self._worker.look_at_waits)
 
     def _keep(self, entries: Sequence[ServedEntry], request: Request) -> Request:
         for entry in entries:
@@ -302,6 +309,10 @@ class ServedBackend(Backend):
             self._pending.popleft()
         self._pending.append(request)
         return request
+
+    def has_pushed(self) -> bool:
+        """Whether servers have all that this worker has pushed."""
+        return all(request.is_over() for request in self._pending)
 
     def _wait_for(self, core: _core.StoreHandle, arrays: Any, entries: Sequence[Entry]) -> None:
         request = self._handle(core, arrays, entries)

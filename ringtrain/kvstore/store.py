@@ -393,8 +393,8 @@ class KVStore(KVStoreBase):
             require_compressible(entry.key, entry.dtype_name)
         if self._backend.compression not in (None, compression):
             raise ValueError(f"gradient compression is {self._backend.compression} already, and stays so")
-        self._backend.require_same("set_gradient_compression", compression._asdict())
         self.wait()  # what is on its way is read as it was sent
+        self._backend.require_same("set_gradient_compression", compression._asdict())
         self._backend.compression = compression
 
     # --------------------------------------------------------------------------------------------------- files

@@ -16,7 +16,8 @@ from store_workers import CAPACITY, require_success, running, store, view, wait_
 
 from ringtrain import _core
 from ringtrain.errors import PeerLostError, ShutDownError
-from ringtrain.kvstore.servers.membership import END, Drop, Limits, Membership, Over, Rounds, Tell
+from ringtrain.kvstore.servers.membership import Drop, Limits, Membership, Output, Over, Tell
+from ringtrain.kvstore.servers.rounds import END, Rounds
 from ringtrain.kvstore.servers.scheduler_client import Standing
 
 HEARTBEAT_S, TIMEOUT_S = 0.5, 3.0
@@ -332,11 +333,10 @@ def test_a_silent_process_is_expelled_after_the_timeout_and_the_others_hear_of_i
 @pytest.mark.parametrize("ends", ["waits for the others", "done", "lost"])
 def test_a_worker_that_waits_for_a_key_hears_that_worker_0_has_ended(ends):
     membership = began()
-    find = {"kind": "find", "store": 0, "versions": {"key/w": 1}, "patience_s": 600.0}
+    find = {"kind": "find", "store": 0, "versions": {"key/w": 1}, "patience_s": 600.0, "warning_s": 0}
     assert membership.hear(1, {**find, "id": 5}, 1.0) == []
     if ends == "waits for the others":
-        say = {"kind": "say", "label": END, "value": None, "patience_s": 600.0, "joins_only": False}
-        output = membership.hear(0, {**say, "id": 2}, 2.0)
+        output = membership.hear(0, say(2, END), 2.0)
     else:
         output = membership.done(0, 2.0) if ends == "done" else membership.lose(0, "its process has ended", 2.0)
     (failure,) = [one.message for one in output if isinstance(one, Tell) and one.message["kind"] == "error"]
@@ -386,10 +386,14 @@ def test_each_process_in_a_place_has_a_term_of_its_own():
         assert backs == [term, term]
 
 
+def say(number: int, label: str) -> dict[str, object]:
+    limits = {"patience_s": 600, "warning_s": 60}
+    return {"kind": "say", "id": number, "label": label, "value": 0, "joins_only": False, **limits}
+
+
 def answered(membership: Membership, member: int, joins_only: bool = False) -> list[int]:
     """Brings this member to a barrier. Returns the members that are answered then."""
-    message = {"kind": "say", "id": 9, "label": "barrier", "value": 0, "patience_s": 0, "joins_only": joins_only}
-    return sorted(told(membership.hear(member, message, 3.0), "answer"))
+    return sorted(told(membership.hear(member, {**say(9, "barrier"), "joins_only": joins_only}, 3.0), "answer"))
 
 
 def test_a_worker_that_comes_back_holds_a_round_alone_only_if_one_of_its_label_has_ended():
@@ -419,7 +423,7 @@ def test_a_worker_that_has_given_up_a_round_is_not_said_not_to_have_come():
         return [failure["text"] for _, failure in rounds.overdue(now_s, range(3))]
 
     def say(number: int, now_s: float) -> None:
-        message = {"label": "barrier", "value": 0, "id": 1, "patience_s": 5.0, "joins_only": False}
+        message = {"label": "barrier", "value": 0, "id": 1, "joins_only": False, "patience_s": 5.0, "warning_s": 0}
         assert rounds.say(message, number, number, now_s, range(3)) == []
 
     say(0, 0.0)
@@ -511,3 +515,109 @@ def test_the_first_reason_for_the_end_of_a_part_stays():
     assert over.is_over
     with pytest.raises(ShutDownError, match="the scheduler was told to end"):
         over.require()
+
+
+# ------------------------------------------------------------------------------------- workers that wait for each other
+
+
+def ended(output: list[Output]) -> list[tuple[int, str]]:
+    """Returns whose requests end, with the name of the error or ""."""
+    told = [one for one in output if isinstance(one, Tell) and one.message["kind"] in ("answer", "error")]
+    return [(one.member, one.message.get("error", "")) for one in told]
+
+
+def ask(membership: Membership, member: int, message: dict[str, object]) -> list[tuple[int, str]]:
+    return ended(membership.hear(member, message, 1.0))
+
+
+def find(number: int, key: str) -> dict[str, object]:
+    limits = {"patience_s": 600, "warning_s": 60}
+    return {"kind": "find", "id": number, "store": 0, "versions": {f"key/{key}": 1}, **limits}
+
+
+def stuck(number: int, awaited: list[int], known: dict[str, list[int]]) -> dict[str, object]:
+    return {"kind": "stuck", "id": number, "what": 'key "a"', "awaited": awaited, "known": known}
+
+
+BOTH_FAIL = [(0, "DeadlockError"), (1, "DeadlockError")]
+
+
+def test_workers_in_different_rounds_fail_and_can_hold_the_next():
+    membership = began()
+    assert ask(membership, 0, say(1, "barrier")) == []
+    assert ended(membership.tick(1.0)) == []
+    assert ask(membership, 1, say(1, "set_optimizer")) == []
+    assert ended(membership.tick(1.0)) == BOTH_FAIL
+    assert ended(membership.tick(1.0)) == []
+    assert ask(membership, 0, say(2, "barrier")) == []
+    assert ask(membership, 1, say(2, "barrier")) == [(0, ""), (1, "")]
+
+
+def test_a_worker_that_waits_for_a_key_fails_with_worker_0_that_waits_for_it_in_a_round():
+    membership = began()
+    assert ask(membership, 1, find(1, "a")) == []
+    assert ended(membership.tick(1.0)) == []
+    assert ask(membership, 0, say(1, "barrier")) == []
+    assert ended(membership.tick(1.0)) == BOTH_FAIL
+
+
+def test_workers_that_wait_for_some_that_wait_for_each_other_fail_with_these():
+    membership = Membership(LIMITS._replace(workers=3))
+    for member, (role, task) in enumerate([("worker", 0), ("worker", 1), ("worker", 2), ("server", 0)]):
+        come(membership, member, role, task, 0.0)
+    assert ask(membership, 1, find(1, "a")) == []
+    assert ask(membership, 2, say(1, "barrier")) == []
+    assert ended(membership.tick(1.0)) == []
+    assert ask(membership, 0, say(1, "barrier")) == []
+    assert ended(membership.tick(1.0)) == [*BOTH_FAIL, (2, "DeadlockError")]
+
+
+def test_a_worker_that_waits_for_a_push_fails_only_if_the_other_waited_when_it_looked():
+    membership = began()
+    assert ask(membership, 0, say(1, "set_optimizer")) == []
+    assert ask(membership, 0, {"kind": "pushed", "id": 1}) == []
+    # it may have looked before worker 0 had pushed
+    assert ask(membership, 1, stuck(1, [0], {})) == [(1, "")]
+    assert ask(membership, 1, stuck(2, [0], {"0": [0, 7]})) == [(1, "")]
+    assert ask(membership, 1, stuck(3, [], {"0": [0, 1]})) == [(1, "")]
+    assert ask(membership, 1, stuck(4, [0], {"0": [0, 1]})) == BOTH_FAIL
+
+
+def test_a_worker_whose_pushes_are_under_way_is_not_blamed():
+    membership = began()
+    assert ask(membership, 0, {"kind": "pushed", "id": 0}) == []  # in a wait before
+    assert ask(membership, 0, say(1, "barrier")) == []
+    for number in range(3):
+        assert ask(membership, 1, stuck(number, [0], {"0": [0, 1]})) == [(1, "")]
+    assert ask(membership, 0, {"kind": "pushed", "id": 1}) == []
+    assert ask(membership, 1, stuck(3, [0], {"0": [0, 1]})) == BOTH_FAIL
+
+
+def test_a_request_that_ctrl_c_has_interrupted_is_no_wait():
+    membership = began()
+    assert ask(membership, 0, say(1, "barrier")) == []
+    assert ask(membership, 0, {"kind": "interrupted", "id": 1}) == []
+    assert ask(membership, 1, say(1, "set_optimizer")) == []
+    assert ended(membership.tick(1.0)) == []
+    assert ask(membership, 0, say(2, "set_optimizer")) == [(1, ""), (0, "")]
+
+
+def test_a_worker_that_comes_back_does_not_wait_in_a_round_of_the_one_before():
+    membership = began(LIMITS._replace(rejoin_s=50.0))
+    assert ask(membership, 1, say(1, "set_optimizer")) == []
+    membership.lose(1, "its process has ended", 1.0)
+    assert ask(membership, 0, say(1, "barrier")) == []
+    come(membership, 3, "worker", 1, 1.0, attempt=1)
+    assert ended(membership.tick(1.0)) == []
+    assert ask(membership, 3, say(1, "load")) == []
+    assert ended(membership.tick(1.0)) == [(0, "DeadlockError"), (3, "DeadlockError")]
+
+
+def test_a_long_wait_is_warned_of_once_and_names_those_that_did_not_come():
+    membership = began()
+    assert membership.hear(0, say(1, "barrier"), 0.0) == []
+    beat(membership, [0, 1, 2], 60.0)
+    assert told(membership.tick(59.9), "stalled") == []
+    (warning,) = [one for one in membership.tick(60.1) if isinstance(one, Tell)]
+    assert warning.member == 0 and warning.message["text"] == "in barrier: worker 1 did not come"
+    assert told(membership.tick(60.2), "stalled") == []

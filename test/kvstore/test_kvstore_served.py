@@ -303,6 +303,38 @@ except TypeError as error:
                 assert 'key "b" is complex64, but servers hold' in said
 
 
+@pytest.mark.parametrize(
+    ("odd", "call"),
+    [
+        (0, 'kv.set_optimizer("sgd", learning_rate=0.5)'),
+        (1, "kv.update_optimizer(learning_rate=0.5)"),
+        (1, "kv.barrier()"),
+        (1, 'kv.init("b", np.zeros(3, np.float32))'),
+    ],
+)
+def test_a_call_that_one_worker_makes_alone_is_told_to_all(tmp_path, odd, call):
+    program = f"""
+kv = kvstore.create("dist_sync")
+kv.init("a", np.zeros(3, np.float32))
+kv.set_optimizer("test", rescale_grad=1.0)
+kv.push("a", np.zeros(3, np.float32))
+try:
+    if kv.rank == {odd}:
+        {call}
+    kv.push("a", np.ones(3, np.float32))
+    kv.pull("a")
+except hvd.DeadlockError as error:
+    print(error)
+if kv.rank == {odd}:
+    kv.push("a", np.ones(3, np.float32))
+assert (kv.pull("a") == 2).all()
+"""
+    with job(tmp_path, 2, 1) as one:
+        for said in run(one, 1, [program] * 2):
+            assert "workers wait for each other" in said
+            assert f'worker {1 - odd} in a push or pull (key "a": worker {odd} has pushed it 1 times' in said
+
+
 def test_a_key_that_worker_0_does_not_have_is_told(tmp_path):
     program = """
 kv = kvstore.create("dist_sync")

@@ -359,6 +359,7 @@ class _World:
             "kv_heartbeat_s": self.heartbeat_s,
             "kv_rejoin_s": self.rejoin_s,
             "stall_shutdown_time_s": self.stall_s,
+            "stall_warning_time_s": 60.0,
             "start_timeout_s": self.start_timeout_s,
             "kv_verbose": 0,
             "metrics_port": 0,

@@ -310,20 +310,27 @@ bool Actor::may_be_ready(size_t chunk, uint64_t pushes) const {
   return !part_->spec().is_synchronous || is_ready(chunk, pushes);
 }
 
-std::string Actor::missing(size_t chunk, uint64_t pushes) const {
-  const bool waits_for_others = part_->spec().is_synchronous || part_->spec().max_staleness != PartSpec::kNoBound;
-  if (!waits_for_others) return "the server has not come to it";
+std::vector<size_t> Actor::awaited(size_t chunk, uint64_t pushes) const {
+  if (!waits_for_others()) return {};
   const uint64_t ahead = part_->spec().is_synchronous ? 0 : static_cast<uint64_t>(part_->spec().max_staleness);
   const uint64_t wanted = pushes + part_->worker(chunk, number_).offset;
-  std::string text;
+  std::vector<size_t> workers;
   for (size_t i = 0; i < part_->layout().capacity(); ++i) {
     const WorkerRecord& other = part_->worker(chunk, i);
     const Presence presence = part_->presence(i).load(std::memory_order_seq_cst);
     const bool is_awaited =
         part_->spec().is_synchronous ? presence == Presence::here || presence == Presence::gone : bounds_others(i);
-    if (i == number_ || !is_awaited || other.position() + ahead >= wanted) continue;
-    text += "worker " + std::to_string(i) + " has pushed it " + std::to_string(other.pushes) + " times, ";
+    if (i != number_ && is_awaited && other.position() + ahead < wanted) workers.push_back(i);
   }
+  return workers;
+}
+
+std::string Actor::missing(size_t chunk, uint64_t pushes) const {
+  if (!waits_for_others()) return "the server has not come to it";
+  std::string text;
+  for (const size_t i : awaited(chunk, pushes))
+    text +=
+        "worker " + std::to_string(i) + " has pushed it " + std::to_string(part_->worker(chunk, i).pushes) + " times, ";
   return text + "worker " + std::to_string(number_) + " " + std::to_string(pushes) + " times";
 }
 

@@ -193,7 +193,9 @@ class Actor {
   size_t held();
   // Whether read() is worth a try: rounds are looked at without the mutex.
   bool may_be_ready(size_t chunk, uint64_t pushes) const;
-  // Whom that read() waits for, for a message: "worker 1 has pushed it 3 times, worker 0 4 times".
+  // Returns the workers that read() waits for.
+  std::vector<size_t> awaited(size_t chunk, uint64_t pushes) const;
+  // Names them in a message: "worker 1 has pushed it 3 times, worker 0 4 times".
   std::string missing(size_t chunk, uint64_t pushes) const;
   const std::shared_ptr<Part>& shared_part() const { return part_; }
 
@@ -243,6 +245,10 @@ class Actor {
   bool is_of_program(size_t chunk);
   bool has_gradient(size_t chunk) const;
   bool is_ready(size_t chunk, uint64_t pushes) const;
+  // Returns whether its pulls wait for pushes of others.
+  bool waits_for_others() const {
+    return part_->spec().is_synchronous || part_->spec().max_staleness != PartSpec::kNoBound;
+  }
   bool bounds_others(size_t worker) const;
   uint64_t position_for(size_t chunk, size_t worker) const;
   void answer_from(size_t chunk, Answer& answer);

@@ -342,6 +342,13 @@ std::string DirectPath::missing(const StoreHandle& handle) {
   return "";
 }
 
+std::vector<size_t> DirectPath::awaited(const StoreHandle& handle) {
+  const Lock lock(mutex_);
+  for (const DirectItem& item : open_)
+    if (item.handle.get() == &handle) return item.actor->awaited(item.chunk, item.pushes);
+  return {};
+}
+
 void DirectPath::fail_rounds(const Error& error) {
   const Lock lock(mutex_);
   rounds_error_ = error;

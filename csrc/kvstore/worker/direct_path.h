@@ -82,6 +82,8 @@ class DirectPath {
   bool advance() EXCLUDES(mutex_);
   // Which chunk of a handle is open, and who has not pushed it; "" where there is none.
   std::string missing(const StoreHandle& handle) EXCLUDES(mutex_);
+  // Returns the workers for whose pushes that chunk waits.
+  std::vector<size_t> awaited(const StoreHandle& handle) EXCLUDES(mutex_);
   // Requests that wait for others in rounds fail, and pushes into them, until they can close again.
   void fail_rounds(const Error& error) EXCLUDES(mutex_);
   void resume_rounds() EXCLUDES(mutex_);

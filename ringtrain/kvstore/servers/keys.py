@@ -215,6 +215,5 @@ class KeyTable:
     def _find(self, names: list[str], version: int) -> dict[str, Any]:
         if not names:
             return {}
-        patience_s = self._worker.seconds("stall_shutdown_time_s")
-        found = self._worker.scheduler_client.find(self._store, {KEY + name: version for name in names}, patience_s)
+        found = self._worker.find(self._store, {KEY + name: version for name in names})
         return {name: found[KEY + name] for name in names}

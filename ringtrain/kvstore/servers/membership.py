@@ -23,141 +23,14 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ringtrain.errors import list_of_ranks
 from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER, WORKER
-
-Message = dict[str, Any]
-# The label of the round before the end of a worker, from which all others may be missing.
-END = "end"
-
-
-class Failure(NamedTuple):
-    """A worker that has ended or died."""
-
-    is_done: bool  # it has ended well
-    name: str
-    text: str
-
-
-@dataclass
-class _Said:
-    value: Any
-    member: int
-    id: int
-    began_s: float
-    end_s: float
-
-
-@dataclass
-class _Round:
-    said: dict[int, _Said] = field(default_factory=dict)
-    came: set[int] = field(default_factory=set)  # includes workers that have given up
-
-    def missing(self, workers: Iterable[int]) -> str:
-        """Returns which of these have not come, in words. If all have, some have given up."""
-        late = [number for number in workers if number not in self.came]
-        those = list_of_ranks(late or [number for number in workers if number not in self.said])
-        how = "did not come" if late else "gave up and did not come again"
-        return f"{those.replace('rank', 'worker')} {how}"
-
-
-class Rounds:
-    """Rounds of workers: each says something, and all hear what all have said. A label has one open round at a time.
-
-    States of a worker in the rounds of a label, what ends each, and by when:
-
-        ahead    waiting: the worker says something, which opens a round if none is open.
-        waiting  held: all workers that live have said something, or one that has not is announced as lost or has ended,
-                 or patience_s is over.
-                 ahead: the process has died, and it is announced. A round that only dead workers have waited in leaves
-                 no trace.
-        held     waiting: as from ahead, in the next round.
-
-    A process that has replaced a lost one knows nothing of the rounds of its predecessor, so its first message for a
-    label only joins: it waits in an open round, and otherwise as long as another worker is ahead, which will come. If
-    all others have held a round, this one was missed, and the process holds it alone, at once. Others that have
-    replaced a lost worker are in the same position, so none waits for them.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[str, _Round] = {}  # also rounds that all have given up: the next worker hears of these
-        self._held: dict[str, set[int]] = {}  # by label: the workers that have held a round, well or not
-
-    def say(
-        self, message: Message, number: int, member: int, now_s: float, originals: Collection[int]
-    ) -> list[tuple[int, Message]]:
-        """Adds to the round of a label. `originals`: the living workers that have not replaced a lost one."""
-        label = str(message["label"])
-        of_label = self._open.get(label, _Round())
-        has_been_held = label in self._held and self._held[label].issuperset(originals)
-        if message["joins_only"] and not of_label.said and has_been_held:
-            return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
-        patience_s = float(message["patience_s"]) or float("inf")
-        said = _Said(message["value"], member, message["id"], now_s, now_s + patience_s)
-        of_label.said[number] = said
-        of_label.came.add(number)
-        self._open[label] = of_label
-        return []
-
-    def close(
-        self, workers: Mapping[int, Any], gone: Mapping[int, Failure], is_elastic: bool
-    ) -> list[tuple[int, Message]]:
-        """Ends rounds that are complete, with answers, and rounds that a worker will never join, with failures."""
-        answers = []
-        ending = self._open[END].said if END in self._open else {}
-        for label, of_label in list(self._open.items()):
-            said = of_label.said
-            of_label.came.difference_update(gone)
-            for number in [number for number in said if number in gone]:
-                del said[number]  # it has died since
-            missed: dict[int, Failure] = {}
-            awaited = set(workers)
-            if label != END:
-                awaited -= ending.keys()
-                missed = {**gone, **{number: Failure(True, f"worker {number}", "") for number in ending}}
-            if missed and not is_elastic:
-                answers += [
-                    (one.member, _failure_of_round(one.id, "PeerLostError", _why(label, missed)))
-                    for one in said.values()
-                ]
-            elif awaited <= said.keys():
-                values = {str(number): said[number].value for number in sorted(said)}
-                answers += [(one.member, {"kind": "answer", "id": one.id, "value": values}) for one in said.values()]
-            else:
-                continue
-            del self._open[label]
-            self._note_held(label, said)
-        return answers
-
-    def overdue(self, now_s: float, workers: Collection[int]) -> list[tuple[int, Message]]:
-        failures = []
-        for label, of_label in self._open.items():
-            for number, one in list(of_label.said.items()):
-                if one.end_s < now_s:
-                    text = f"{label}: {of_label.missing(workers)} in {now_s - one.began_s:.1f} s"
-                    failures.append((one.member, _failure_of_round(one.id, "StalledError", text)))
-                    del of_label.said[number]
-                    self._note_held(label, (number,))
-        return failures
-
-    def _note_held(self, label: str, workers: Collection[int]) -> None:
-        if workers:
-            self._held.setdefault(label, set()).update(workers)
-
-
-def _why(label: str, missed: Mapping[int, Failure]) -> str:
-    one = missed[min(missed)]
-    how = "has ended, so it does not come" if one.is_done else f"has died: {one.text}"
-    return f"{label}: {one.name} {how}"
-
-
-def _failure_of_round(number: int, error: str, text: str) -> Message:
-    return {"kind": "error", "id": number, "error": error, "text": text}
-
+from ringtrain.kvstore.servers.rounds import END, Failure, Message, Rounds
+from ringtrain.kvstore.servers.waits import Wait, never_ending, words_of
 
 # The prefix of the names of keys.
 KEY = "key/"
@@ -166,17 +39,18 @@ MEMORY = -1
 
 
 @dataclass
-class _Wait:
+class _Search:
     member: int
     message: Message
     began_s: float
     end_s: float
+    warn_s: float
 
 
 @dataclass
 class _Store:
     entries: dict[str, Any] = field(default_factory=dict)
-    waits: list[_Wait] = field(default_factory=list)
+    waits: list[_Search] = field(default_factory=list)
 
 
 class Directory:
@@ -201,7 +75,8 @@ class Directory:
         """Requests entries. `versions` has the least version of each name; 0 also accepts a missing entry, as None."""
         of_store = self._store(message["store"])
         patience_s = float(message["patience_s"]) or float("inf")
-        of_store.waits.append(_Wait(member, message, now_s, now_s + patience_s))
+        warn_s = now_s + (float(message["warning_s"]) or float("inf"))
+        of_store.waits.append(_Search(member, message, now_s, now_s + patience_s, warn_s))
         answers = self._answers(of_store)
         return answers if answers or not self._lost else self.lose(Place("worker", 0), self._lost)
 
@@ -216,6 +91,25 @@ class Directory:
                 failures.append((wait.member, _failure_of_wait(wait, "PeerLostError", whole)))
             of_store.waits.clear()
         return failures
+
+    def waits(self) -> list[Wait]:
+        """Returns the waits for entries of worker 0."""
+        return [
+            Wait(
+                wait.member,
+                wait.message["id"],
+                f'in init or broadcast of key "{", ".join(_names_of_keys(self._missing(of_store, wait)))}"',
+                frozenset((0,)),
+                wait.warn_s,
+            )
+            for of_store in self._stores.values()
+            for wait in of_store.waits
+        ]
+
+    def forget(self, requests: Collection[tuple[int, int]]) -> None:
+        """Workers give up these requests, by member and id."""
+        for of_store in self._stores.values():
+            of_store.waits = [one for one in of_store.waits if (one.member, one.message["id"]) not in requests]
 
     def overdue(self, now_s: float) -> list[tuple[int, Message]]:
         failures = []
@@ -238,12 +132,12 @@ class Directory:
         of_store.waits = [wait for wait in of_store.waits if wait not in done]
         return [(wait.member, self._answer(of_store, wait)) for wait in done]
 
-    def _missing(self, of_store: _Store, wait: _Wait) -> list[str]:
+    def _missing(self, of_store: _Store, wait: _Search) -> list[str]:
         versions: dict[str, int] = wait.message["versions"]
         known = of_store.entries
         return [name for name, version in versions.items() if known.get(name, {"version": 0})["version"] < version]
 
-    def _answer(self, of_store: _Store, wait: _Wait) -> Message:
+    def _answer(self, of_store: _Store, wait: _Search) -> Message:
         entries = {name: of_store.entries.get(name) for name in wait.message["versions"]}
         return {"kind": "answer", "id": wait.message["id"], "value": entries}
 
@@ -252,7 +146,7 @@ def _names_of_keys(names: list[str]) -> list[str]:
     return [name.removeprefix(KEY) for name in names]
 
 
-def _failure_of_wait(wait: _Wait, error: str, text: str) -> Message:
+def _failure_of_wait(wait: _Search, error: str, text: str) -> Message:
     return {"kind": "error", "id": wait.message["id"], "error": error, "text": text}
 
 
@@ -281,6 +175,7 @@ class Process:
     text: str = ""  # why it was lost
     snapshot_age_s: float | None = None  # age of the snapshot that a server has restored
     is_announced: bool = False  # whether the others know that it is lost
+    pushed_in: int | None = None  # the last of its requests in which it waited with all its pushes at the servers
 
     @staticmethod
     def of(member: int, message: dict[str, Any], now_s: float) -> Process:
@@ -391,6 +286,7 @@ class Membership:
         self._vacancies: dict[Place, _Vacancy] = {}
         self._directory = Directory()
         self._rounds = Rounds()
+        self._warned_s = -float("inf")  # of waits up to this time it has warned
         self._orders: dict[int, _Order] = {}
         self._numbers = itertools.count()
         self._state = _State()
@@ -480,6 +376,8 @@ class Membership:
                 output += self._announce(place)
         output += [Tell(member, failure) for member, failure in self._directory.overdue(now_s)]
         output += [Tell(member, failure) for member, failure in self._rounds.overdue(now_s, self._workers_here())]
+        waits = self._waits()
+        output += [*self._end_waits(waits), *self._warn(waits, now_s)]
         output += self._say_who_has_not_come(now_s)
         output += self._give_up_vacancies(now_s)
         output += self._give_up_if_empty(now_s)
@@ -513,6 +411,14 @@ class Membership:
             return [Tell(*one) for one in self._directory.publish(message["store"], message["entries"])]
         if kind == "find":
             return [Tell(*one) for one in self._directory.find(member, message, now_s)]
+        if kind == "stuck":
+            return self._look_at(place, message)
+        if kind == "pushed":
+            self._processes[place].pushed_in = int(message["id"])
+            return []
+        if kind == "interrupted":
+            self._forget({(member, int(message["id"]))})
+            return []
         if kind == "dead":
             return [self._answer(member, message, self._count_dead(message["who"], message["silent_s"], now_s))]
         if kind == "command":
@@ -541,6 +447,60 @@ class Membership:
             others = (one for other, one in self._of(WORKER) if one.is_here() and other != place)
             answers += [*(Tell(one.member, ending) for one in others), *self._end_keys(place, text)]
         return answers + self._close_rounds()
+
+    def _waits(self) -> dict[int, Wait]:
+        """Returns the workers that wait for others, by number."""
+        waits = [*self._rounds.waits(self._workers_here()), *self._directory.waits()]
+        here = {one.member: place.number for place, one in self._of(WORKER) if one.is_here()} if waits else {}
+        return {here[wait.member]: wait for wait in waits if wait.member in here}
+
+    def _look_at(self, place: Place, message: Message) -> list[Output]:
+        """Tells a worker that waits for pushes where the others wait, or ends its wait if it cannot go on.
+
+        Another worker may have pushed after the asking one has looked at its request (`awaited`). So it counts as
+        awaited only if it was in its wait, with all pushes at the servers, when the asking one asked before (`known`).
+        """
+        member, waits = self._processes[place].member, self._waits()
+        others = {
+            str(number): wait
+            for number, wait in waits.items()
+            if wait.id == self._processes[Place(WORKER, number)].pushed_in
+        }
+        was_there = [number for number, wait in others.items() if message["known"].get(number) == [*wait[:2]]]
+        awaited = frozenset(message["awaited"]) & {int(number) for number in was_there}
+        own = Wait(member, message["id"], f"in a push or pull ({message['what']})", awaited)
+        ended = self._end_waits({**waits, place.number: own})
+        if ended:
+            return ended
+        return [self._answer(member, message, {number: [*wait[:3]] for number, wait in others.items()})]
+
+    def _end_waits(self, waits: Mapping[int, Wait]) -> list[Output]:
+        """Fails the requests of workers that wait for each other."""
+        stuck = never_ending(waits)
+        if not stuck:
+            return []
+        text = f"workers wait for each other: {words_of(stuck)}; all have to make the same calls, in one order"
+        requests = {(one.member, one.id) for one in stuck.values()}
+        self._forget(requests)
+        return [
+            Tell(member, {"kind": "error", "id": number, "error": "DeadlockError", "text": text})
+            for member, number in sorted(requests)
+        ]
+
+    def _forget(self, requests: Collection[tuple[int, int]]) -> None:
+        """Workers give up these requests, by member and id."""
+        self._rounds.forget(requests)
+        self._directory.forget(requests)
+
+    def _warn(self, waits: Mapping[int, Wait], now_s: float) -> list[Output]:
+        """Tells each worker once that it has waited for long, and for which workers."""
+        output: list[Output] = []
+        for wait in waits.values():
+            if self._warned_s < wait.warn_s <= now_s:
+                late = list_of_ranks(sorted(wait.awaited)).replace("rank", "worker")
+                output.append(Tell(wait.member, {"kind": "stalled", "text": f"{wait.what}: {late} did not come"}))
+        self._warned_s = now_s
+        return output
 
     def _end_keys(self, place: Place, text: str) -> list[Output]:
         """Fails requests for keys if this worker was the one that publishes them, and no other can come."""

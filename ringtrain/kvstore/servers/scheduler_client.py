@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ringtrain import errors
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
 from ringtrain.job.rendezvous.server import Place, connect
-from ringtrain.kvstore.servers.membership import END
+from ringtrain.kvstore.servers.rounds import END
 
 _SEND_S = 5.0
 _LOOK_S = 0.2
@@ -22,6 +22,7 @@ _LOOK_S = 0.2
 _GRACE_S = 5.0
 _KINDS = {
     "StalledError": errors.StalledError,
+    "DeadlockError": errors.DeadlockError,
     "PeerLostError": errors.PeerLostError,
     "RemoteError": errors.RemoteError,
     "ShutDownError": errors.ShutDownError,
@@ -186,33 +187,68 @@ class SchedulerClient:
         self._handing = threading.Thread(target=self._hand_on, name="ringtrain notices", daemon=True)
         self._handing.start()
 
-    def say(self, label: str, value: Any = None, patience_s: float = 0, joins_only: bool = False) -> dict[int, Any]:
+    def say(
+        self,
+        label: str,
+        value: Any = None,
+        patience_s: float = 0,
+        joins_only: bool = False,
+        warning_s: float = 0,
+        has_pushed: Callable[[], bool] = lambda: False,
+    ) -> dict[int, Any]:
         """Holds a round of the workers. Returns the values of all, by number. A label has one round at a time.
 
         Args:
             patience_s: how long to wait for the others; 0 is for ever.
             joins_only: hold the round alone if no other worker waits in it and all have held one of this label.
+            warning_s: after how long a notice "stalled" arrives, once; 0 is never.
+            has_pushed: returns whether servers have all pushes of this worker.
 
         Raises:
             StalledError: not all have come in time.
+            DeadlockError: another worker, for which this one waits, waits for this one elsewhere.
             PeerLostError: a worker is lost or has ended, or the scheduler is lost.
         """
-        said = {"label": label, "value": value, "patience_s": patience_s, "joins_only": joins_only}
-        answer = self._ask({"kind": "say", **said}, patience_s)
+        said = {"label": label, "value": value, "joins_only": joins_only}
+        limits = {"patience_s": patience_s, "warning_s": warning_s}
+        answer = self._ask({"kind": "say", **said, **limits}, patience_s, has_pushed)
         return {int(number): said for number, said in answer["value"].items()}
 
     def publish(self, store: int, entries: dict[str, Any]) -> None:
         """Publishes entries in the directory; an entry has at least a "version"."""
         self._send({"kind": "publish", "store": store, "entries": entries})
 
-    def find(self, store: int, versions: dict[str, int], patience_s: float) -> dict[str, Any]:
+    def find(
+        self,
+        store: int,
+        versions: dict[str, int],
+        patience_s: float,
+        warning_s: float = 0,
+        has_pushed: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Any]:
         """Returns entries of the directory, at least of these versions; None for a missing entry of version 0.
 
-        Raises StalledError and PeerLostError.
+        Args and errors as of `say`.
         """
-        request = {"kind": "find", "store": store, "versions": versions, "patience_s": patience_s}
-        entries: dict[str, Any] = self._ask(request, patience_s)["value"]
+        limits = {"patience_s": patience_s, "warning_s": warning_s}
+        request = {"kind": "find", "store": store, "versions": versions, **limits}
+        entries: dict[str, Any] = self._ask(request, patience_s, has_pushed)["value"]
         return entries
+
+    def look_at_waits(self, what: str, awaited: list[int], known: dict[str, Any], patience_s: float) -> dict[str, Any]:
+        """Returns where the other workers wait whose pushes servers have all: by number the member, the id, and words.
+
+        Args:
+            what: this worker waits for it.
+            awaited: the workers for whose pushes it waits, seen after the last call.
+            known: what the last call in this wait has returned.
+
+        Raises:
+            DeadlockError: workers wait for each other; all of them raise it.
+        """
+        request = {"kind": "stuck", "what": what, "awaited": awaited, "known": {n: one[:2] for n, one in known.items()}}
+        seen: dict[str, Any] = self._ask(request, patience_s)["value"]
+        return seen
 
     def count_dead(self, who: int, silent_s: float) -> int:
         """Returns how many processes were silent for that long. `who`: 2 for servers, 4 for workers, 6 for both."""
@@ -262,13 +298,14 @@ class SchedulerClient:
             # A thread that returns from the core after the interpreter has ended would crash the process.
             self._handing.join(_SEND_S)
 
-    def _ask(self, request: Notice, patience_s: float) -> Notice:
+    def _ask(self, request: Notice, patience_s: float, has_pushed: Callable[[], bool] = lambda: False) -> Notice:
         self._require_scheduler()
         answers: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         with self._sending:
             number, self._next_id = self._next_id, self._next_id + 1
             self._answers[number] = answers
         end_s = time.monotonic() + patience_s + _GRACE_S if patience_s > 0 else float("inf")
+        answer, has_told = None, False
         try:
             self._send({**request, "id": number})
             while True:
@@ -279,10 +316,16 @@ class SchedulerClient:
                         raise _error(answer)
                     return answer
                 self._require_scheduler()
+                if not has_told and has_pushed():
+                    has_told = True
+                    self._send({"kind": "pushed", "id": number})
                 if time.monotonic() > end_s:
                     raise errors.StalledError(f"the scheduler has not answered for {patience_s + _GRACE_S:g} s")
         finally:
             del self._answers[number]
+            if answer is None:  # Ctrl-C, or another exception of a signal handler
+                with contextlib.suppress(OSError):
+                    self._transmit({"kind": "interrupted", "id": number})
 
     def _catch_up(self, heard: int) -> None:
         """Waits for the notices that preceded an answer, such as the death that has ended a round."""

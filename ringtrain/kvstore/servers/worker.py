@@ -7,9 +7,10 @@ import contextlib
 import os
 import secrets
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import ringtrain._core as _core
 from ringtrain.engine.handles import keep_until_free
@@ -58,6 +59,12 @@ class KeepsArrays:
         requests = None if kind is None else self._client.take_abandoned()
         if requests is not None:
             keep_until_free(requests, self._arrays)
+
+
+class Pusher(Protocol):
+    """A store of a worker."""
+
+    def has_pushed(self) -> bool: ...
 
 
 @dataclass
@@ -109,6 +116,7 @@ class Worker:
         self._process = os.getpid()
         self._server: _core.StoreServer | None = None
         self.stores = 0  # made so far
+        self.pushers = weakref.WeakSet[Pusher]()  # stores add themselves
         self.counts = Counts()
         self.waits_before_exit = True
         self.is_elastic = False
@@ -168,7 +176,22 @@ class Worker:
 
     def say(self, label: str, value: Any = None) -> dict[int, Any]:
         """A round of the workers, which ends after stall_shutdown_time_s. Raises as `SchedulerClient.say`."""
-        return self.scheduler_client.say(label, value, self.seconds("stall_shutdown_time_s"))
+        return self.scheduler_client.say(label, value, **self._limits_of_wait())
+
+    def find(self, store: int, versions: dict[str, int]) -> dict[str, Any]:
+        """Waits for entries of the directory. Raises as `SchedulerClient.find`."""
+        return self.scheduler_client.find(store, versions, **self._limits_of_wait())
+
+    def look_at_waits(self, what: str, awaited: list[int], known: dict[str, Any]) -> dict[str, Any]:
+        """Returns where the others wait. Raises as `SchedulerClient.look_at_waits`."""
+        return self.scheduler_client.look_at_waits(what, awaited, known, self.seconds("stall_shutdown_time_s"))
+
+    def _limits_of_wait(self) -> dict[str, Any]:
+        return {
+            "patience_s": self.seconds("stall_shutdown_time_s"),
+            "warning_s": self.seconds("stall_warning_time_s"),
+            "has_pushed": lambda: all(one.has_pushed() for one in list(self.pushers)),
+        }
 
     def say_unless_missed(self, label: str, value: Any = None) -> dict[int, Any]:
         """The same, except that a worker that has replaced a lost one may have missed a round.
@@ -177,9 +200,7 @@ class Worker:
         """
         may_have_missed = self.is_recovery and label not in self._held
         self._held.add(label)
-        return self.scheduler_client.say(
-            label, value, self.seconds("stall_shutdown_time_s"), joins_only=may_have_missed
-        )
+        return self.scheduler_client.say(label, value, joins_only=may_have_missed, **self._limits_of_wait())
 
     def require_usable(self) -> None:
         """Raises NotInitializedError if this process has left the job or is a forked child."""
@@ -249,6 +270,8 @@ class Worker:
                     self.scheduler_client.settle(number, begun)
                 self._server.lost_server(number)
                 self.client.lost_server(number, text)
+        elif kind == "stalled":
+            logger.warning(f"a store has waited {self.seconds('stall_warning_time_s'):g} s {notice['text']}")
         elif role == WORKER and kind == "ending":
             self.ended[number] = notice["text"]
         elif role == WORKER and kind == "settle":
