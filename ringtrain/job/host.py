@@ -96,22 +96,22 @@ def _quota_of(folder: Path) -> float | None:
 INTERFACES_VARIABLE = "RINGTRAIN_SOCKET_INTERFACES"
 
 
-def addresses_of(interfaces: str) -> list[str]:
-    """Addresses of this host on what is named, interfaces or ranges such as 10.1.0.0/16, in that order.
+def addresses_of(interfaces: str, option: str = "socket_interfaces") -> list[str]:
+    """Returns addresses of this host: of these interfaces, addresses or ranges such as 10.1.0.0/16, in that order.
 
-    Raises ValueError where there is none.
+    Raises ValueError where there is none, which names `option`.
     """
     found: list[str] = []
     here = _core.interface_addresses()
     for word in filter(None, interfaces.split(",")):
-        if re.fullmatch(r"[0-9a-fA-F.:]+/\d+", word):
+        try:
             network = ipaddress.ip_network(word, strict=False)
             matching = [address for _, address in here if ipaddress.ip_address(address.partition("%")[0]) in network]
-        else:
+        except ValueError:
             matching = _of_one_family([address for name, address in here if name == word])
         if not matching:
             known = ", ".join(f"{name} {address}" for name, address in here)
-            raise ValueError(f"socket_interfaces={word}: this host has no such interface or address, but {known}")
+            raise ValueError(f"{option}={word}: this host has no such interface or address, but {known}")
         found += [address for address in matching if address not in found]
     return found
 

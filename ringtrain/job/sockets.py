@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import secrets
@@ -24,7 +25,7 @@ from ringtrain.job.launched_by import (
     job_on_one_host,
     name_of_job,
 )
-from ringtrain.job.rendezvous.listener import bound
+from ringtrain.job.rendezvous.listener import listen
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.server import Place, meet
 from ringtrain.job.world import Address, Exchange, Sockets, World, introduce, node_name
@@ -161,10 +162,13 @@ class Listeners:
             sock.close()
 
     def open(self, hosts: list[str]) -> list[Address]:
-        """At each of these addresses of this host alone."""
+        """Listens at each of these addresses alone; for one that only others know this host by, at all of its own."""
         for host in hosts:
-            self._sockets.append(bound(host, 0))
-            self._sockets[-1].setblocking(False)
+            sock = listen(host, [0])
+            if sock is None:
+                raise OSError(errno.EADDRINUSE, f"this host has no free port to listen at {host}")
+            sock.setblocking(False)
+            self._sockets.append(sock)
         return [Address(host, sock.getsockname()[1]) for host, sock in zip(hosts, self._sockets, strict=True)]
 
     def take(self) -> list[int]:

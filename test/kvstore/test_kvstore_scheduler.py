@@ -9,6 +9,7 @@ import time
 import pytest
 from kvstore_jobs import SOON_OVER, job
 
+from ringtrain.job.host import addresses_of
 from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.keys import KeyPlacement
 
@@ -73,6 +74,8 @@ def test_a_role_is_what_mxnets_variables_say():
     assert roles.of_environment(environ) == ("worker", "10.0.0.1", 9091, 4, 2, None, 0, "")
     more = {"DMLC_TASK_ID": "3", "DMLC_NUM_ATTEMPT": "1", "DMLC_NODE_HOST": "10.0.0.7"}
     assert roles.of_environment({**environ, **more})[5:] == (3, 1, "10.0.0.7")
+    in_brackets = {"DMLC_PS_ROOT_URI": "[::1]", "DMLC_NODE_HOST": "[fe80::1]"}
+    assert roles.of_environment({**environ, **in_brackets})[1::6] == ("::1", "fe80::1")
     assert roles.of_environment({}) is None
     for wrong, message in [
         ({"DMLC_ROLE": "boss"}, "DMLC_ROLE is one of worker, server, scheduler, not 'boss'"),
@@ -134,6 +137,34 @@ def test_without_a_scheduler_nobody_waits_for_ever(tmp_path):
     with job(tmp_path, 1, 1, RINGTRAIN_START_TIMEOUT_S="0.5") as of_two:
         said = of_two.worker(CLIENT).end(1)
         assert "the scheduler of this job was not at 127.0.0.1" in said
+
+
+def test_a_place_to_listen_that_is_not_here_is_named_by_its_variable(tmp_path):
+    with job(tmp_path, 1, 0) as of_one:
+        of_one.scheduler()
+        said = of_one.worker(CLIENT, DMLC_INTERFACE="eth77").end(1)
+        assert "kv_interface (DMLC_INTERFACE)=eth77: this host has no such interface or address, but lo 127" in said
+        said = of_one.worker(CLIENT, DMLC_NODE_HOST="no..name").end(1)
+        assert "ValueError: DMLC_NODE_HOST=no..name has no address (" in said
+
+
+def test_a_server_whose_address_only_others_know_listens_at_all_addresses_of_its_host(tmp_path):
+    program = CLIENT + (
+        "import socket\n"
+        "((host, port),) = world.servers[0]\n"
+        "socket.create_connection(('127.0.0.1', port), timeout=5)\n"
+        "print(host)\n"
+        "scheduler.leave(5)"
+    )
+    with job(tmp_path, 1, 0, DMLC_NODE_HOST="192.0.2.7") as of_one:
+        of_one.scheduler()
+        assert of_one.worker(program).end().splitlines()[1:] == ["192.0.2.7"]
+
+
+def test_an_address_of_this_host_is_a_place_to_listen():
+    assert addresses_of("127.0.0.1") == addresses_of("127.0.0.0/8") == ["127.0.0.1"]
+    with pytest.raises(ValueError, match=r"socket_interfaces=10\.1\.0\.0/99: this host has no such interface"):
+        addresses_of("10.1.0.0/99")
 
 
 def test_two_processes_cannot_be_one_worker(tmp_path):

@@ -79,7 +79,8 @@ def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
         *(float(settings["kv_heartbeat_s"]), float(settings["kv_timeout_s"])),
     )
     with Listeners() as listeners:
-        hosts = addresses_of(settings["kv_interface"]) or [numbers_of(role.address) or client.own_address]
+        named = addresses_of(settings["kv_interface"], "kv_interface (DMLC_INTERFACE)")
+        hosts = named or [numbers_of(role.address) or client.own_address]
         is_server = role.name != WORKER or role.servers == 0
         addresses = [(host, port) for host, port in listeners.open(hosts)] if is_server else []
         name, number = client.come(role.name, role.task, role.attempt, addresses, (role.workers, role.servers))
@@ -91,8 +92,14 @@ def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
 
 
 def numbers_of(host: str) -> str:
-    """Returns the IP address of a host name; "" of an empty name."""
-    return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]) if host else ""
+    """Returns the IP address of a host name in DMLC_NODE_HOST; "" of an empty name. Raises ValueError without one."""
+    if not host:
+        return ""
+    try:
+        return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError) as error:
+        remedy = "set it to an address of this host that the others reach"
+        raise ValueError(f"DMLC_NODE_HOST={host} has no address ({error}); {remedy}") from None
 
 
 def serve_metrics(arrival: Arrival, number: int) -> None:

@@ -42,13 +42,13 @@ def of_environment(environ: Mapping[str, str] = os.environ, name: str | None = N
         raise ValueError(f"DMLC_ROLE is one of {', '.join(ROLES)}, not {given!r}")
     return Role(
         name=given,
-        host=environ["DMLC_PS_ROOT_URI"],
+        host=environ["DMLC_PS_ROOT_URI"].strip("[]"),
         port=_number(environ, "DMLC_PS_ROOT_PORT", 1),
         workers=_number(environ, "DMLC_NUM_WORKER", 1),
         servers=_number(environ, "DMLC_NUM_SERVER", 0),
         task=_number(environ, "DMLC_TASK_ID", 0) if environ.get("DMLC_TASK_ID") else None,
         attempt=_number(environ, "DMLC_NUM_ATTEMPT", 0) if environ.get("DMLC_NUM_ATTEMPT") else 0,
-        address=environ.get("DMLC_NODE_HOST", ""),
+        address=environ.get("DMLC_NODE_HOST", "").strip("[]"),
     )
 
 

@@ -182,7 +182,7 @@ def open_root(hosts: Sequence[str], environ: Mapping[str, str]) -> Root:
 
     Raises OSError where no port is free, and ValueError where the variable is none.
     """
-    address = environ.get(_URI_VARIABLE) or _own_address(hosts, environ)
+    address = environ.get(_URI_VARIABLE, "").strip("[]") or _own_address(hosts, environ)
     named = environ.get(_PORT_VARIABLE)
     for port in [int(named)] if named else _PORTS:
         holder = _held(address, port)
