@@ -51,6 +51,9 @@ Start COMMAND as workers, servers and a scheduler, as MXNet's launch.py does, e.
   ringlaunch -n 4 -s 2 -H hosts python train.py"""
 _SERVERS_VARIABLE = table.environment_name("kv_servers")
 _SNAPSHOTS_VARIABLE = table.environment_name("kv_snapshot_dir")
+_REJOIN_VARIABLE = table.environment_name("kv_rejoin_s")
+# With --restarts, for so long a worker that is started again may take to come, unless the option says otherwise.
+_REJOIN_S = "120"
 # what MXNet's launch.py sets for --p3
 _P3_VARIABLES = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}
 
@@ -128,7 +131,13 @@ def build_parser() -> argparse.ArgumentParser:
     for role in ("worker", "server"):
         add(f"--env-{role}", action=_Pairs, default={}, metavar="NAME:VALUE", help=f"a variable for each {role}")
     add("-p", "--p3", action="store_true", help="accepted: what is urgent goes first anyway")
-    add("--restarts", type=whole, default=0, metavar="K", help="start a worker that fails again, so many times")
+    add(
+        "--restarts",
+        type=whole,
+        default=0,
+        metavar="K",
+        help="start a worker that fails again, so many times",
+    )
     add("--min-workers", type=positive, metavar="N", help="go on with so many workers at least (default: all)")
     add("--keep-servers", action="store_true", help="servers stay when the workers are done, until Ctrl-C")
     add_times(parser)
@@ -170,6 +179,8 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         return _job_by_mpi(arguments, command, cast, hosts, {**environ, **added}, added)
     if arguments.sync_dst_dir is not None and (arguments.launcher != "ssh" or not arguments.sync_dst_dir[:1] == "/"):
         raise UsageError("--sync-dst-dir is for --launcher ssh, and needs a path that begins with /")
+    if arguments.restarts and cast.servers and not {**environ, **added}.get(_REJOIN_VARIABLE):
+        added[_REJOIN_VARIABLE] = _REJOIN_S
     environment = environment_of_ranks({**environ, **added})
     terms = RoleTerms(
         cast,
@@ -194,12 +205,16 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
 
 
 def _command_of(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """As in launch.py, one word with blanks is a line for the shell, and a file of this folder needs no `./`."""
+    """As in launch.py: one word with blanks is a line for the shell, variables may come first, and a file of this
+    folder needs no `./`.
+    """
     command = list(words[1:] if words[:1] == ["--"] else words)
     if not command:
         raise UsageError("there is no command to run; write ringlaunch -n 2 python train.py")
     if len(command) == 1 and len(command[0].split()) > 1:
         return ["sh", "-c", command[0]]
+    if re.match(r"[A-Za-z_]\w*=", command[0]):
+        return ["env", *command]
     first = command[0]
     if "/" not in first and shutil.which(first, path=environ.get("PATH")) is None and Path(first).is_file():
         command[0] = f"./{first}"

@@ -116,6 +116,20 @@ def test_words_after_the_command_belong_to_the_command() -> None:
     assert job.command == ["python", "train.py", "-n", "5", "--kvstore", "dist_sync"]
     assert (job.environment["DMLC_PS_VAN_TYPE"], job.environment["DMLC_PS_WATER_MARK"]) == ("p3", "10")
     assert job_of("-n", "1", *LOCAL, "cd /; python train.py").command == ["sh", "-c", "cd /; python train.py"]
+    assert job_of("-n", "1", *LOCAL, "A=b c", *TRAIN).command == ["env", "A=b c", *TRAIN]
+
+
+def test_workers_wait_for_one_that_is_started_again_unless_an_option_says_how_long() -> None:
+    def rejoin_s(*words: str) -> str | None:
+        job = job_of("-n", "2", *LOCAL, *words, *TRAIN)
+        value = job.environment.get("RINGTRAIN_KV_REJOIN_S")
+        assert ("RINGTRAIN_KV_REJOIN_S" in job.exported) == (value is not None)
+        return value
+
+    assert rejoin_s("--restarts", "1") == "120"
+    assert rejoin_s("--restarts", "1", "--env", "RINGTRAIN_KV_REJOIN_S=5") == "5"
+    assert rejoin_s("--restarts", "1", "-s", "0") is None  # no worker can come back
+    assert rejoin_s() is None
 
 
 @pytest.mark.parametrize(
@@ -164,7 +178,7 @@ def test_under_mpi_all_processes_are_ranks_and_the_option_says_how_many_serve(tm
 @pytest.mark.fast
 def test_every_process_is_told_its_role_and_where_the_scheduler_is() -> None:
     of_roles = ("--env-worker", "X_W:a:b,X_BOTH:w", "--env-server", "X_BOTH:s")
-    done = ringlaunch("-n", "2", "-s", "1", *LOCAL, *of_roles, "--env", "X_ALL=c", "python", "-c", TELL)
+    done = ringlaunch("-n", "2", "-s", "1", *LOCAL, *of_roles, "--env", "X_ALL=c", "X_OWN=d e", "python", "-c", TELL)
     assert done.returncode == 0, done.stderr
     told = printed_by(done.stdout)
     assert sorted(told) == ["scheduler", "server 0", "worker 0", "worker 1"]
@@ -184,6 +198,7 @@ def test_every_process_is_told_its_role_and_where_the_scheduler_is() -> None:
             "DMLC_NUM_SERVER": "1",
             "DMLC_JOB_CLUSTER": "local",
             "X_ALL": "c",
+            "X_OWN": "d e",
             **of_role,
         }
 
