@@ -61,23 +61,16 @@ def secret_of(role: Role) -> bytes:
     return job_secret(f"kvstore {role.host}:{role.port}")
 
 
-def require_times(settings: Mapping[str, str]) -> None:
-    """Raises ValueError if healthy processes would count as silent."""
-    timeout_s, heartbeat_s = float(settings["kv_timeout_s"]), float(settings["kv_heartbeat_s"])
-    if timeout_s <= heartbeat_s:
-        raise ValueError(
-            f"kv_timeout_s must be more than kv_heartbeat_s, not {timeout_s:g} and {heartbeat_s:g}: a process is taken "
-            "for dead that says nothing for kv_timeout_s; set both, kv_heartbeat_s to a third of kv_timeout_s or less"
-        )
+def times_of(settings: Mapping[str, str]) -> tuple[float, float]:
+    """Returns the seconds between signs of life, and after how long a silent process is taken for dead."""
+    timeout_s = float(settings["kv_timeout_s"])
+    return min(float(settings["kv_heartbeat_s"]), timeout_s / 3), timeout_s
 
 
 def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
-    """Takes a place. Raises as `SchedulerClient`, its `come` and `require_times`, and OSError if it cannot listen."""
-    require_times(settings)
-    client = SchedulerClient(
-        *(Place(role.host, [role.port]), secret, float(settings["start_timeout_s"])),
-        *(float(settings["kv_heartbeat_s"]), float(settings["kv_timeout_s"])),
-    )
+    """Takes a place. Raises as `SchedulerClient` and its `come`, and OSError if it cannot listen."""
+    place, start_s = Place(role.host, [role.port]), float(settings["start_timeout_s"])
+    client = SchedulerClient(place, secret, start_s, *times_of(settings))
     with Listeners() as listeners:
         named = addresses_of(settings["kv_interface"], "kv_interface (DMLC_INTERFACE)")
         hosts = named or [numbers_of(role.address) or client.own_address]
@@ -110,8 +103,7 @@ def serve_metrics(arrival: Arrival, number: int) -> None:
 
 
 def make_scheduler(role: Role, sock: socket.socket, secret: bytes, settings: dict[str, str]) -> Scheduler:
-    """Starts the scheduler in this process. Raises as `require_times`."""
-    require_times(settings)
+    """Starts the scheduler in this process."""
     limits = Limits(
         *(role.workers, role.servers, max(_LEAST_CAPACITY, 2 * role.workers)),
         *(float(settings["kv_timeout_s"]), float(settings["kv_rejoin_s"])),
@@ -135,8 +127,8 @@ def socket_of_scheduler(role: Role, secret: bytes, settings: Mapping[str, str]) 
     if sock is not None:
         return sock
     with contextlib.suppress(StalledError, PeerLostError):  # it is something else
-        times = float(settings["kv_heartbeat_s"]), float(settings["kv_timeout_s"])
-        SchedulerClient(Place(role.host, [role.port]), secret, _LOOK_S, *times).come(SCHEDULER, None, 0, [])
+        place = Place(role.host, [role.port])
+        SchedulerClient(place, secret, _LOOK_S, *times_of(settings)).come(SCHEDULER, None, 0, [])
     raise OSError(f"another process listens at {role.host}:{role.port} (DMLC_PS_ROOT_PORT); take another port")
 
 

@@ -29,7 +29,6 @@ from ringtrain.kvstore.servers.arrival import (
     make_server,
     name_what_is_needless,
     numbers_of,
-    require_times,
     secret_of,
     serve_metrics,
 )
@@ -375,7 +374,6 @@ def worker_of(process_set: ProcessSet) -> Worker:
     known = _of_sets.get(number)
     if known is not None:
         return known
-    require_times(session.settings())
     if number == 0 and has_plan():
         planned = take_plan()
         arrival = arrive(planned.role, planned.secret, session.settings())
