@@ -221,7 +221,7 @@ class GradientHooks:
                 "set_backward_passes_per_step, or accumulate in `with optimizer.no_sync():`"
             )
         is_last = passes == self._passes and len(self._begun) == len(self._gradients)
-        if is_last and self._batch.is_in_use() and not self._update_check.is_submitted():
+        if is_last and self._batch.is_in_use() and not self._update_check.is_submitted() and self._watches_all():
             self._submit_marks()  # before the last gradient, so that they travel with it
         if passes != self._passes:
             gradient.see(grad)
@@ -239,6 +239,11 @@ class GradientHooks:
             self._submit(gradient, grad)
         else:
             gradient.see(grad)
+
+    def _watches_all(self) -> bool:
+        """Whether there is no parameter that has begun to require a gradient since `watch`, such as in forward()."""
+        of_groups = (parameter for group in self._param_groups for parameter in group["params"])
+        return all(parameter in self._gradients for parameter in of_groups if parameter.requires_grad)
 
     def _end_backward(self) -> None:
         self._is_in_backward = False

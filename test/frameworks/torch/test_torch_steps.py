@@ -334,6 +334,33 @@ def test_a_parameter_may_be_frozen_between_backward_and_step_and_thawed_later(id
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("is_added", [False, True], ids=["from the start", "added"])
+@pytest.mark.parametrize("frozen_then", [[], [0]], ids=["thawed", "swapped"])
+@pytest.mark.parametrize("idle", [None, 1])
+def test_a_parameter_that_is_thawed_after_zero_grad_is_averaged_in_this_step(is_added, frozen_then, idle):
+    model, alone = new_model(), new_model()
+    for one in (model, alone):
+        one[2].requires_grad_(False)
+    first = [sgd((one[0] if is_added else one).parameters()) for one in (model, alone)]
+    optimizer, plain = hvd.DistributedOptimizer(first[0]), first[1]
+    for step in range(5):
+        for one, by in ((model, optimizer), (alone, plain)):
+            if step == 2 and is_added:
+                by.add_param_group({"params": list(one[2].parameters())})
+            by.zero_grad()
+            one[2].requires_grad_(step >= 2)
+            for place in frozen_then:
+                one[place].requires_grad_(step < 2)
+        ranks = [rank for rank in range(2) if step != 2 or rank != idle]
+        if hvd.rank() in ranks:
+            loss_of(model, step, hvd.rank()).backward()
+        optimizer.step()
+        (sum(loss_of(alone, step, rank) for rank in ranks) / 2).backward()
+        plain.step()
+    require_trained_alike(model, alone)
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_shared_view": True}], ids=str)
 def test_gradients_may_have_another_dtype_than_their_parameters(options):
     model = new_model().bfloat16()
