@@ -15,7 +15,15 @@ from ringtrain import ops
 from ringtrain.arrays.torch import coalesced
 from ringtrain.errors import StepOrderError
 from ringtrain.failure import warn
-from ringtrain.torch.gradients import Gradient, LeftGradients, as_real, digest_of_all, in_memory_order, some_elements
+from ringtrain.torch.gradients import (
+    Gradient,
+    LeftGradients,
+    as_real,
+    content_of,
+    digest_of_all,
+    in_memory_order,
+    some_elements,
+)
 from ringtrain.torch.memory import SharedGradients
 from ringtrain.torch.ops import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
 from ringtrain.torch.wrapped import Groups, ParameterNames, groups_of
@@ -329,7 +337,7 @@ class GradientHooks:
     def _wait(self) -> tuple[int, _Marks]:
         """Waits for the averages. Returns the number of ranks that have not joined, and the sums of their marks."""
         self._wait_for_submitted()
-        contributors, *marks = self._update_check.wait(self._some_of_state)
+        contributors, *marks = self._update_check.wait(self._content_of_state)
         self._compared_state = self._state
         sums = _Marks(*marks)
         if sums.has_new:
@@ -481,7 +489,8 @@ class GradientHooks:
             gradient.is_sparse = None  # there may be ranks that do not know
         have_same_parameters = self._start_check.compare(self._start())
         if have_same_parameters:
-            self._update_check.begin_anew([numbers_among(group) for group in self._param_groups], self._some_of_state())
+            options = [numbers_among(group) for group in self._param_groups]
+            self._update_check.begin_anew(options, self._content_of_state())
         self._compared_state = self._state
         if self._given_passes is None:
             self._passes = self._most_passes()
@@ -498,19 +507,12 @@ class GradientHooks:
         of_ranks = ops.allreduce(of_ranks, op=ops.Sum, name=name, process_set=self._batch.process_set)
         return int(of_ranks.max()) or None
 
-    def _some_of_state(self) -> bytes:
-        """Some elements of the state of the optimizer, in the order of the parameters."""
-        parts = []
-        for parameter in self._names.of(self._param_groups):
-            of_parameter = self._state.get(parameter, {})
-            for key in sorted(of_parameter, key=str) if isinstance(of_parameter, Mapping) else ():
-                value = of_parameter[key]
-                if torch.is_tensor(value):
-                    parts.append(f"{key} {value.dtype} {tuple(value.shape)}".encode() + some_elements([value]))
-                elif isinstance(value, (bool, int, float)):
-                    parts.append(f"{key} {value}".encode())
-            parts.append(b";")
-        return b"".join(parts)
+    def _content_of_state(self) -> bytes:
+        """Returns bytes that depend on the whole state of the optimizer: that of its parameters, then all else."""
+        parameters = self._names.of(self._param_groups)
+        parts = [content_of(self._state.get(parameter, {})) for parameter in parameters]
+        others = {key: value for key, value in self._state.items() if not torch.is_tensor(key)}
+        return b"".join([*parts, content_of(others)])
 
     def _start(self) -> Start:
         """Before the first update, and before the first gradient is an average."""
@@ -519,7 +521,7 @@ class GradientHooks:
         is_default_lr = self._default_lr and all(lr == self._default_lr[0] for lr in chosen)
         return Start(
             names=[gradient.name for gradient in self._gradients.values()],
-            parameters=some_elements(list(self._names.of(self._param_groups))),  # frozen ones as well
+            parameters=b"".join(map(content_of, self._names.of(self._param_groups))),  # frozen ones as well
             gradients=of_gradients if any(of_gradients) else b"",
             unused=[gradient.name for parameter, gradient in self._gradients.items() if parameter.grad is None],
             default_lr=self._default_lr if is_default_lr else None,

@@ -22,11 +22,12 @@ from ringtrain.training.replicas import (
     FiniteCheck,
     Start,
     StartCheck,
+    all_elements,
     check_replicas,
     default_lr_of,
     some_elements,
 )
-from ringtrain.training.update_check import UpdateCheck, numbers_among
+from ringtrain.training.update_check import UpdateCheck, bytes_of_number, numbers_among
 
 
 class _Accumulator:
@@ -254,7 +255,7 @@ class DistributedOptimizer:
             self._update_check.settle()
             raise
         if has_replicas:
-            self._update_check.wait(self._some_of_state)
+            self._update_check.wait(self._content_of_state)
         if self._finite_check is not None:
             self._finite_check.agree()
         return averages
@@ -264,7 +265,7 @@ class DistributedOptimizer:
         public = {name: value for name, value in vars(self._optimizer).items() if not name.startswith("_")}
         options = [numbers_among(public)]
         if not self._batch.is_in_use() and self._have_same_start(names, params, gradients):
-            self._update_check.begin_anew(options, self._some_of_state())
+            self._update_check.begin_anew(options, self._content_of_state())
         is_loaded = self._steps > 0 and self._states_of_wrapped() is not self._last_states
         self._update_check.submit(options, is_loaded)
 
@@ -272,12 +273,12 @@ class DistributedOptimizer:
         """Those of ringtrain.optim, which load_state_dict() replaces; None of others."""
         return getattr(self._optimizer, "_states", None)
 
-    def _some_of_state(self) -> bytes:
+    def _content_of_state(self) -> bytes:
         state_dict = getattr(self._optimizer, "state_dict", None)
         if state_dict is None:
             return b""
         return b"".join(
-            some for name, part in state_dict().items() if name != "hyperparameters" for some in _some_of_tree(part)
+            some for name, part in state_dict().items() if name != "hyperparameters" for some in _content_of(part)
         )
 
     def _have_same_start(self, names: Sequence[str], params: Sequence[Any], gradients: Sequence[Any]) -> bool:
@@ -287,7 +288,7 @@ class DistributedOptimizer:
         return self._start_check.compare(
             Start(
                 names=names,
-                parameters=some_elements(params),
+                parameters=all_elements(params),
                 gradients=of_gradients if any(of_gradients) else b"",
                 default_lr=default_lr if default_lr and default_lr[0] == getattr(self._optimizer, "lr", None) else None,
                 broadcast_of="params",
@@ -332,17 +333,17 @@ class _StateWithPowerSGD:
         self._optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "powersgd"})
 
 
-def _some_of_tree(tree: Any) -> Iterator[bytes]:
-    """Some elements of the arrays in a state, and its numbers."""
+def _content_of(tree: Any) -> Iterator[bytes]:
+    """Yields bytes that depend on all elements of the arrays in a state, and on its numbers."""
     if isinstance(tree, Mapping):
         for key in sorted(tree, key=str):
             yield f"{key}:".encode()
-            yield from _some_of_tree(tree[key])
+            yield from _content_of(tree[key])
     elif isinstance(tree, (list, tuple)):
         for one in tree:
-            yield from _some_of_tree(one)
+            yield from _content_of(one)
     else:
-        yield some_elements([tree]) if hasattr(tree, "shape") else repr(tree).encode()
+        yield all_elements([tree]) if hasattr(tree, "shape") else bytes_of_number(tree)
     yield b";"
 
 

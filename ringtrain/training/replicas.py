@@ -172,7 +172,7 @@ class Start:
 
     Args:
         names: of the parameters.
-        parameters: some of their elements.
+        parameters: bytes that depend on their elements.
         gradients: some elements of the first gradients, of this rank alone; empty if all of these are zeros.
         unused: the names of parameters that have no gradient.
         default_lr: the learning rate, if nobody has chosen it: with it its name, such as "the default of Adam".
@@ -230,7 +230,32 @@ class StartCheck:
                 if text not in self._said:
                     self._said.add(text)
                     logger.log(level, f"{text}. This is said once")
-        return all(len({int(one) for one in row if one}) <= 1 for row in of_ranks[:2])
+        return all(map(_are_same, of_ranks[:2]))
+
+
+def _are_same(digests: Any) -> bool:
+    """Whether all ranks that have something to compare, and so another number than 0, have the same number."""
+    return len({int(one) for one in digests if one}) <= 1
+
+
+def all_elements(arrays: Sequence[Any]) -> bytes:
+    """Returns 64 bits of each array, which depend on all of its elements.
+
+    Leaves out arrays on a GPU, since reading them would wait for the GPU, and what is not an array.
+    """
+    return b"".join(
+        _digest_of_bytes(np.asarray(adapter.on_host(array)))
+        for array in arrays
+        if hasattr(array, "shape") and (adapter := adapter_for(array)).stream(array) is None
+    )
+
+
+def _digest_of_bytes(array: np.ndarray[Any, Any]) -> bytes:
+    """Of an array of any dtype, also of those that the core cannot send."""
+    if array.dtype.hasobject:
+        return b""
+    plain = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return digest_of(plain).to_bytes(8, "little", signed=True)
 
 
 def some_elements(arrays: Sequence[Any]) -> bytes:

@@ -98,7 +98,7 @@ class UpdateCheck:
         """Ends the comparison of the step; says what differs, if it was not said before.
 
         Args:
-            state: returns some elements of the state of the optimizer before this update.
+            state: returns bytes that depend on the state of the optimizer before this update.
 
         Returns:
             The number of ranks that have taken part, and the sums of `marks`.
@@ -181,6 +181,11 @@ def numbers_among(options: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if name not in _WAYS_TO_COMPUTE and (number := _number_in(value)) is not None
     }
+
+
+def bytes_of_number(value: Any) -> bytes:
+    """Returns a number or None as bytes, and nothing for other objects: their text may have an address in it."""
+    return repr(_number_in(value)).encode() if value is None or isinstance(value, (bool, int, float)) else b""
 
 
 def _number_in(value: Any) -> Any:

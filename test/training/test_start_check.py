@@ -6,6 +6,7 @@ test_torch_optimizer.py tests it for PyTorch, where it has more to compare, test
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,3 +96,29 @@ def test_ranks_that_update_in_different_ways_are_told_so_once(change: str | None
             optimizer.step(params, [one.copy() for one in gradients])
     assert len(said) == (change is not None and hvd.rank() == 0), said
     assert all(re.search(CHANGES[change or ""], one) for one in said)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wrong", ["parameters", "state", None])
+def test_all_elements_of_parameters_and_states_are_compared(wrong: str | None) -> None:
+    params = [np.append(np.zeros(99, np.float32), hvd.rank() * (wrong == "parameters")), np.ones((), "i8")]
+    inner = Kept([[np.zeros(99), np.append(np.zeros(99), hvd.rank() * (wrong == "state"))], lambda: None])
+    optimizer = hvd.DistributedOptimizer(inner)
+    with messages() as said:
+        optimizer.step(params, [np.full(100, 1 + hvd.rank(), np.float32), np.ones((), "i8")])
+    texts = {"parameters": "begin with different parameters", "state": "the state of the optimizer is not the same"}
+    assert len(said) == (wrong is not None and hvd.rank() == 0), said
+    assert all(texts[wrong or ""] in one for one in said)
+
+
+class Kept:
+    """An optimizer that does nothing, and has a state."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def step(self, params: Any, gradients: Any) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self._state}

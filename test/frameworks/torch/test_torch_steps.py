@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from harness.frameworks import on_demand
 from harness.logged import messages
@@ -515,3 +516,63 @@ def test_a_state_that_one_rank_alone_has_is_told_in_the_first_step():
             optimizer.step()
     assert len(said) == (hvd.rank() == 0), said
     assert all("the state of the optimizer is not the same on all ranks" in one for one in said)
+
+
+def require_told(state_of_rank, is_told):
+    model = torch.nn.Linear(10, 10)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        inner.state[parameter] = state_of_rank(hvd.rank())
+    inner.state["of all"] = state_of_rank(0)
+    optimizer = hvd.DistributedOptimizer(inner)
+    with messages() as said:
+        (model(torch.ones(1, 10)) * (1 + hvd.rank())).sum().backward()
+        optimizer.step()
+    assert len(said) == (is_told and hvd.rank() == 0), said
+    assert all("the state of the optimizer is not the same on all ranks" in one for one in said)
+
+
+STATES = {
+    "last element": lambda rank: {"moment": torch.tensor([0.0] * 99 + [rank])},
+    "list": lambda rank: {"moments": [torch.zeros(2), torch.full((2,), float(rank))]},
+    "mapping": lambda rank: {"moments": {"first": {"count": rank}}},
+    "array": lambda rank: {"moment": np.full(99, rank)},
+    "tuple of None": lambda rank: {"moments": (None, None if rank else 0)},
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("state", STATES)
+def test_all_elements_and_levels_of_a_state_are_compared(state):
+    require_told(STATES[state], True)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", ["bool", "complex64", "bfloat16", "float8_e4m3fn", "int16"])
+def test_states_of_any_dtype_and_layout_that_are_the_same_cause_no_message(dtype):
+    moment = torch.ones(3, 4).to(getattr(torch, dtype))
+
+    def state_of_rank(rank):
+        views = {"turned": moment.t(), "empty": moment[:0], "number": moment[0, 0]}
+        conjugated = {"conjugated": moment.conj(), "imaginary": moment.conj().imag} if moment.is_complex() else {}
+        return {**views, **conjugated, "count": [1, 1.0][rank], "function": lambda: rank, "name": f"of rank {rank}"}
+
+    require_told(state_of_rank, False)
+
+
+@pytest.mark.ranks(2)
+def test_parameters_that_differ_in_their_last_element_are_told():
+    model = torch.nn.Linear(10, 10)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1)
+        model.weight[9, 9] = hvd.rank()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    with messages() as said:
+        (model(torch.ones(1, 10)) * (1 + hvd.rank())).sum().backward()
+        optimizer.step()
+    assert len(said) == (hvd.rank() == 0), said
+    assert all("ranks 0-1 begin with different parameters" in one for one in said)
