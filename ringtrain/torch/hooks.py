@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ringtrain import ops
 from ringtrain.arrays.torch import coalesced
-from ringtrain.errors import StepOrderError
+from ringtrain.errors import MismatchError, StepOrderError
 from ringtrain.failure import warn
 from ringtrain.torch.gradients import (
     Gradient,
@@ -265,6 +265,7 @@ class GradientHooks:
         Raises:
             StepOrderError: a gradient was changed after backward(), a later optimizer has the parameters, or other
                 ranks do not drop the step.
+            MismatchError: the ranks have the same parameters in different orders.
             RingtrainError: a reduction failed.
         """
         try:
@@ -487,7 +488,11 @@ class GradientHooks:
             return
         for gradient in self._known.values():
             gradient.is_sparse = None  # there may be ranks that do not know
-        have_same_parameters = self._start_check.compare(self._start())
+        try:
+            have_same_parameters = self._start_check.compare(self._start())
+        except MismatchError:
+            self._batch.end_use()  # a script that goes on gets the error in the next step, too
+            raise
         if have_same_parameters:
             options = [numbers_among(group) for group in self._param_groups]
             self._update_check.begin_anew(options, self._content_of_state())

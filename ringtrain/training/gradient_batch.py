@@ -156,6 +156,10 @@ class GradientBatch:
         """Whether it was used since the ranks have begun anew, by init() or by join()."""
         return self._numbers.are_valid
 
+    def end_use(self) -> None:
+        """The next use is a first one again."""
+        self._numbers = _Numbers(are_valid=False)
+
     def _begin_use(self) -> None:
         # Counted per process set: a rank that is in other sets too uses more batches than its peers.
         self._numbers = numbers = _numbers[tuple(self.process_set.ranks or ())]

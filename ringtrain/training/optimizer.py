@@ -284,11 +284,13 @@ class DistributedOptimizer:
     def _have_same_start(self, names: Sequence[str], params: Sequence[Any], gradients: Sequence[Any]) -> bool:
         """Before the first update, and before the first gradient is an average."""
         default_lr = default_lr_of(self._optimizer) if self._batch.op == ops.Average else None
-        of_gradients = some_elements(gradients)
+        # The ranks match gradients by name, so they may have them in different orders.
+        places = sorted(range(len(names)), key=names.__getitem__)
+        of_gradients = some_elements([gradients[place] for place in places])
         return self._start_check.compare(
             Start(
-                names=names,
-                parameters=all_elements(params),
+                names=[names[place] for place in places],
+                parameters=all_elements([params[place] for place in places]),
                 gradients=of_gradients if any(of_gradients) else b"",
                 default_lr=default_lr if default_lr and default_lr[0] == getattr(self._optimizer, "lr", None) else None,
                 broadcast_of="params",

@@ -18,7 +18,7 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
-from ringtrain.errors import NonFiniteError, ReplicaError, list_of_ranks
+from ringtrain.errors import MismatchError, NonFiniteError, ReplicaError, list_of_ranks
 from ringtrain.job import session
 from ringtrain.ops import objects
 from ringtrain.record.logger import logger
@@ -211,19 +211,31 @@ class StartCheck:
         """Waits for a digest of each thing from all ranks, and says what they tell.
 
         Returns whether the ranks have the same parameters, as far as they were compared.
+
+        Raises:
+            MismatchError: on all ranks, these have the same names in different orders.
         """
         compared = (
             "\n".join(start.names).encode(),
             start.parameters,
             start.gradients,
             "\n".join(start.unused).encode(),
+            "\n".join(sorted(start.names)).encode(),
         )
         digests = np.zeros((len(compared), self._process_set.size() or 1), np.int64)
         digests[:, self._process_set.rank() or 0] = [
             objects.short_digest(content) if content else 0 for content in compared
         ]
         name = self._full_name("<start>")
-        of_ranks = ops.allreduce(digests, op=ops.Sum, name=name, process_set=self._process_set)
+        sums = ops.allreduce(digests, op=ops.Sum, name=name, process_set=self._process_set)
+        *of_ranks, of_sorted = sums
+        if not _are_same(of_ranks[0]) and _are_same(of_sorted):
+            raise MismatchError(
+                f"the parameters of {list_of_ranks(self._process_set.ranks or [])} have the same names in different "
+                f"orders; the first one is {_some(start.names[:1])} on this rank. Give the optimizer the parameters in "
+                "the same order on all ranks, such as that of model.parameters(): a set has another order in each "
+                "process"
+            )
         is_first, self._has_compared = not self._has_compared, True
         if self._process_set.rank() == 0:
             for level, text in _findings(of_ranks, start, list_of_ranks(self._process_set.ranks or []), is_first):

@@ -122,3 +122,14 @@ class Kept:
 
     def state_dict(self) -> dict[str, Any]:
         return {"kept": self._state}
+
+
+@pytest.mark.ranks(2)
+def test_names_may_be_in_another_order_on_one_rank() -> None:
+    params = {"a": np.zeros(3), "b": np.zeros((2, 2)), "c": np.zeros(1)}
+    optimizer = hvd.DistributedOptimizer(SGD(lr=1.0), named_parameters=sorted(params.items(), reverse=hvd.rank() == 1))
+    ordered = [params[name] for name in sorted(params, reverse=hvd.rank() == 1)]
+    with messages() as said:
+        optimizer.step(ordered, [np.full(one.shape, 1.0 + 2 * hvd.rank()) for one in ordered])
+    assert said == []
+    assert all((one == -2).all() for one in params.values())

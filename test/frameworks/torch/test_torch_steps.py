@@ -576,3 +576,19 @@ def test_parameters_that_differ_in_their_last_element_are_told():
         optimizer.step()
     assert len(said) == (hvd.rank() == 0), said
     assert all("ranks 0-1 begin with different parameters" in one for one in said)
+
+
+@pytest.mark.ranks(2, 3)
+def test_parameters_in_another_order_on_one_rank_are_refused_on_all():
+    model = new_model()
+    named = list(model.named_parameters())
+    ordered = named[::-1] if hvd.rank() == 1 else named
+    optimizer = hvd.DistributedOptimizer(sgd([parameter for _, parameter in ordered]), named_parameters=named)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for step in range(2):
+        loss_of(model, step, hvd.rank()).backward()
+        last = hvd.size() - 1
+        with pytest.raises(hvd.MismatchError, match=rf"ranks 0-{last} have the same names in different orders.*a set"):
+            optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+    hvd.barrier()
