@@ -62,15 +62,22 @@ class PowerSGDReduction:
             return gradients, kept
         tree = Tree.of(gradients)
         if not self._how.start_step:
-            return self._as_factors(tree, kept, weight)
-        averages, after = jax.lax.cond(
-            kept.step < self._how.start_step,
-            lambda: (_like(self._reduce(gradients, weight), gradients), kept._replace(step=kept.step + 1)),
-            lambda: self._as_factors(tree, kept, weight),
-        )
-        return averages, after
+            averages, after = self._as_factors(tree, kept, weight)
+        else:
+            averages, after = jax.lax.cond(
+                kept.step < self._how.start_step,
+                lambda: (self._whole(_named(tree), weight), kept._replace(step=kept.step + 1)),
+                lambda: self._as_factors(tree, kept, weight),
+            )
+        return tree.with_leaves(averages), after
 
-    def _as_factors(self, tree: Tree, kept: Kept, weight: Any) -> tuple[Any, Kept]:
+    def _whole(self, named: dict[str, Any], weight: Any) -> list[Any]:
+        """Returns the averages in the dtypes of the gradients, as `_as_factors` has them."""
+        averages = self._reduce(named, weight)
+        return [averages[name].astype(jnp.result_type(leaf)) for name, leaf in named.items()]
+
+    def _as_factors(self, tree: Tree, kept: Kept, weight: Any) -> tuple[list[Any], Kept]:
+        """Returns the averages of the leaves, and the state after this step."""
         how, named = self._how, _named(tree)
         factored = self._factored(named)
         matrices = {
@@ -94,8 +101,7 @@ class PowerSGDReduction:
                 error = matrices[name] - bases[name] @ own_second[name].T
                 errors[name] = jnp.where(counts, error, kept.errors[name])
             averages[name] = (bases[name] @ factor.T).reshape(leaf.shape).astype(leaf.dtype)
-        results = tree.with_leaves([averages[name] for name in named])
-        return results, Kept(kept.step + 1, factors, errors)
+        return [averages[name] for name in named], Kept(kept.step + 1, factors, errors)
 
     def _factored(self, named: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -120,11 +126,6 @@ def _named(tree: Tree) -> dict[str, Any]:
     """The leaves by their paths, in order."""
     names = (path.removeprefix(".") or "gradient" for path in tree.paths)
     return dict(zip(names, tree.leaves, strict=True))
-
-
-def _like(results: Any, gradients: Any) -> Any:
-    """The results in the dtypes of the gradients, as the branch with factors has them."""
-    return jax.tree_util.tree_map(lambda result, gradient: result.astype(jnp.result_type(gradient)), results, gradients)
 
 
 def _dtype_of(leaf: Any) -> Any:

@@ -42,7 +42,8 @@ def compared(results: Any, compared_trees: dict[str, Any], name: str, process_se
     }
     if (process_set.size() or 1) == 1 or not tree.leaves or not leaves:
         return results
-    names = sorted(leaves, key=lambda path: leaves[path].size)  # learning rates and counts first
+    # Learning rates and counts first, and in one order on all ranks.
+    names = sorted(leaves, key=lambda path: (leaves[path].size, path))
     own = _with_squares(_numbers_of([jax.lax.stop_gradient(leaves[path]) for path in names]))
     flags = _flags(allreduce(own, Sum, f"{name}.<replicas>", process_set=process_set))
     first, *others = tree.leaves

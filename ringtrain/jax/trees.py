@@ -23,8 +23,32 @@ from ringtrain.training import replicas
 _COMPLEX = ("complex64", "complex128")
 
 
+class _NoValues(NamedTuple):
+    """Stands in a pytree for an array of float0, which is what jax.grad returns for an integer."""
+
+    shape: tuple[int, ...]
+
+
+def _without_values_again(shape: tuple[int, ...], _: Any) -> Any:
+    return np.zeros(shape, jax.dtypes.float0)
+
+
+jax.tree_util.register_pytree_node(_NoValues, lambda one: ((), one.shape), _without_values_again)
+
+
+def _has_no_values(leaf: Any) -> bool:
+    return getattr(leaf, "dtype", None) == jax.dtypes.float0
+
+
+def _without_values(leaf: Any) -> Any:
+    return _NoValues(np.shape(leaf)) if _has_no_values(leaf) else leaf
+
+
 class Tree(NamedTuple):
-    """A pytree in parts. `paths` are such as ".encoder.0.weight", and "" for what is one array."""
+    """A pytree in parts. `paths` are such as ".encoder.0.weight", and "" for what is one array.
+
+    Gradients by integers, which have no values, are part of the structure, as None is.
+    """
 
     leaves: list[Any]
     paths: tuple[str, ...]
@@ -34,6 +58,9 @@ class Tree(NamedTuple):
     def of(tree: Any) -> Tree:
         """Raises ValueError where two leaves have the same path, such as those of the keys 1 and "1"."""
         with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+        if any(_has_no_values(leaf) for _, leaf in with_paths):
+            tree = jax.tree_util.tree_map(_without_values, tree)
+            with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
         paths = tuple("".join(f".{_text(key)}" for key in path) for path, _ in with_paths)
         repeated = [path for path, count in Counter(paths).items() if count > 1]
         if repeated:

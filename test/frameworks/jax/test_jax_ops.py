@@ -121,6 +121,31 @@ def test_a_pytree_comes_back_as_it_went(way):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_by_integers_which_have_no_values_come_back_as_they_went(way):
+    def gradients(params):
+        return jax.grad(lambda params: (params["w"] * params["table"]).sum(), allow_int=True)(params)
+
+    def sums(params):
+        own = {"of one": gradients(params), "alone": gradients(params)["table"]}
+        return hvd.allreduce(own, hvd.Sum, "sums"), hvd.broadcast(own, 0, "first"), hvd.allgather(own, "rows")
+
+    params = {"w": jnp.ones(3), "table": jnp.arange(3) + hvd.rank()}
+    results = WAYS[way](sums)(params)
+    for result in results:
+        assert result["of one"]["table"].dtype == result["alone"].dtype == jax.dtypes.float0
+        assert result["of one"]["table"].shape == result["alone"].shape == (3,)
+    summed, first, rows = (result["of one"]["w"] for result in results)
+    require_equal(summed, np.array([1, 3, 5], "f4"))
+    require_equal(first, np.array([0, 1, 2], "f4"))
+    require_equal(rows, np.array([0, 1, 2, 1, 2, 3], "f4"))
+    own = gradients(params)
+    same = hvd.broadcast_parameters(own)
+    require_equal(same["w"], np.array([0, 1, 2], "f4"))
+    hvd.check_replicas(same)
+
+
+@pytest.mark.ranks(2)
 def test_two_leaves_of_one_path_are_refused():
     with pytest.raises(ValueError, match=r"two arrays of this tree have the path \.a\.b"):
         hvd.allreduce({"a": {"b": np.ones(1)}, "a.b": np.ones(1)})

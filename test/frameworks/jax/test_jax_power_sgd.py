@@ -58,6 +58,30 @@ def test_optax_gets_the_averages_of_the_algorithm_of_the_paper(jits, options):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("options", [{}, {"start_step": 1}, {"nan_check": True}], ids=str)
+def test_gradients_by_integers_which_have_no_values_reach_the_optimizer(options):
+    seen = []
+
+    def see(updates, state, params=None):
+        seen.append(updates["table"])
+        return updates, state
+
+    optimizer = optax.GradientTransformation(lambda params: (), see)
+    how = hvd.Compression.powersgd(2, start_step=options.get("start_step", 0))
+    optimizer = hvd.distribute(optimizer, compression=how, nan_check=options.get("nan_check", False))
+    params = {**new_params(), "table": jnp.arange(3)}
+
+    @jax.jit
+    def update(own, state):
+        return optimizer.update({**own, "table": np.zeros(3, jax.dtypes.float0)}, state, params)[1]
+
+    state = optimizer.init(params)
+    for step in range(2):
+        state = update(own_tree(gradients_of(step)), state)
+    assert seen and all(one.dtype == jax.dtypes.float0 and one.shape == (3,) for one in seen)
+
+
+@pytest.mark.ranks(2)
 def test_a_traced_weight_and_a_rank_whose_gradient_is_not_read():
     optimizer, params = distributed(), new_params()
     reference = Reference(Compression.powersgd(2), "layers.0.weight", (24, 20), 2)
