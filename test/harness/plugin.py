@@ -105,8 +105,9 @@ class Ranks:
         """Bring tests of equal spec together, of all files, and within a job those that want the same of init().
 
         In a job those that call init() themselves are first. Where pytest runs several tests side by side, a process
-        has all tests of a job, or all of a file that need none. These take turns, as most jobs keep the cores busy and
-        most others wait; files with slow tests are early, so that no process is left alone with one in the end.
+        has all tests of a job, of an xdist_group, or of a file that needs no job. These take turns, as most jobs keep
+        the cores busy and most others wait; files with slow tests are early, so that no process is left alone with one
+        in the end.
         """
         config.stash[IMPORTED_BY_COLLECTION] = [name for name in FRAMEWORKS if name in sys.modules]
         slow_files = {item.path for item in items if item.get_closest_marker("slow")}
@@ -125,7 +126,8 @@ class Ranks:
         for item in items:
             spec = _spec_of(item)
             group = f"ranks{jobs.index(spec)}" if spec is not None else item.path.name
-            item.add_marker(pytest.mark.xdist_group(group))
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(group))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:

@@ -213,7 +213,7 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     ),
 }
 
-_MEMBERSHIP, _SERVER = "kvstore/servers/membership.py", "kvstore/servers/server.py"
+_MEMBERSHIP, _ROUNDS, _SERVER = (f"kvstore/servers/{name}.py" for name in ("membership", "rounds", "server"))
 
 SCHEDULER = {
     "a process that was refused a place is not understood": Patch(
@@ -222,13 +222,13 @@ SCHEDULER = {
         "place = self._places[member]\n        if not place:",
     ),
     "a worker that comes back holds a round alone that the others have not held yet": Patch(
-        _MEMBERSHIP, " and not of_label.said and has_been_held:", " and not of_label.said:"
+        _ROUNDS, " and not of_label.said and has_been_held:", " and not of_label.said:"
     ),
     "a round ends without one of its workers": Patch(
-        _MEMBERSHIP, "elif awaited <= said.keys():", "elif len(awaited - said.keys()) <= 1:"
+        _ROUNDS, "elif awaited <= said.keys():", "elif len(awaited - said.keys()) <= 1:"
     ),
     "a worker that waited in a round is said not to have come": Patch(
-        _MEMBERSHIP,
+        _ROUNDS,
         "for number in workers if number not in self.came]",
         "for number in workers if number not in self.said]",
     ),

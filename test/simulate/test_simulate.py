@@ -20,6 +20,14 @@ _PAGE = (Path(__file__).resolve().parents[2] / "docs" / "simulation.md").read_te
 _SEEDS_OF_PLANTED = 20_000
 
 
+def of_world(world, *more):
+    """One process has all tests of a world, since it builds the programs of that one."""
+    return pytest.param(world, *more, marks=pytest.mark.xdist_group(f"world {world}"))
+
+
+WORLDS = list(map(of_world, NAMES))
+
+
 def built(world, *patches):
     try:
         return program(world, patches)
@@ -49,7 +57,7 @@ def tell_stories(world, seeds, seconds=None):
 
 @pytest.mark.fast
 @pytest.mark.alike
-@pytest.mark.parametrize("world", NAMES)
+@pytest.mark.parametrize("world", WORLDS)
 def test_stories_of_random_seeds_break_no_rule(world):
     first = secrets.randbelow(1 << 40)
     assert tell_stories(world, range(first, first + 10)) == 10  # also on a busy machine
@@ -57,19 +65,19 @@ def test_stories_of_random_seeds_break_no_rule(world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", NAMES)
+@pytest.mark.parametrize("world", WORLDS)
 def test_two_minutes_of_seeds_that_only_this_commit_has_break_no_rule(world):
     first = first_seed_of_commit(world)
     tell_stories(world, range(first, first + (1 << 30)), seconds=120)
 
 
-@pytest.mark.parametrize(("world", "seed", "bug"), [words for words in _KEPT if words[0] != "#"])
+@pytest.mark.parametrize(("world", "seed", "bug"), [of_world(*words) for words in _KEPT if words[0] != "#"])
 def test_a_seed_that_once_found_a_bug_finds_none(world, seed, bug):
     findings, _ = built(world).run(range(int(seed), int(seed) + 1))
     require_no_finding(findings)
 
 
-@pytest.mark.parametrize("world", NAMES)
+@pytest.mark.parametrize("world", WORLDS)
 def test_a_seed_tells_the_same_story_each_time(world):
     _, first = built(world).run(range(100, 140))
     _, again = built(world).run(range(100, 140))
@@ -90,7 +98,7 @@ def first_finding(program, bug):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "bug"), [(world, bug) for world in PLANTED for bug in PLANTED[world]])
+@pytest.mark.parametrize(("world", "bug"), [of_world(world, bug) for world in PLANTED for bug in PLANTED[world]])
 def test_a_planted_bug_is_found(world, bug):
     assert first_finding(built(world, *PLANTED[world][bug]), bug) is not None
 
@@ -109,8 +117,8 @@ def test_a_bug_of_the_past_is_found_on_the_code_before_its_mend(number):
 @pytest.mark.parametrize(
     ("world", "bug", "event"),
     [
-        ("negotiation", "an evicted operation keeps its slot on rank 1", "begins round 1"),
-        ("scheduler", "a request waits for worker 0, which is gone", "worker 0         says come role=worker"),
+        of_world("negotiation", "an evicted operation keeps its slot on rank 1", "begins round 1"),
+        of_world("scheduler", "a request waits for worker 0, which is gone", "worker 0         says come role=worker"),
     ],
 )
 def test_a_finding_is_told_with_the_faults_that_it_needs(monkeypatch, capfd, world, bug, event):
