@@ -249,10 +249,10 @@ def test_a_host_whose_connection_ends_takes_the_job_down(two_hosts: SimulatedHos
 def test_a_host_that_cannot_be_reached_is_named(two_hosts: SimulatedHosts, tmp_path: Path) -> None:
     (agent := tmp_path / "ssh").write_text("#!/bin/sh\necho 'Permission denied (publickey).' >&2; exit 255\n")
     agent.chmod(0o755)
-    with start(two_hosts, *TRAIN, RINGTRAIN_SSH_AGENT=str(agent)) as process:
+    with start(two_hosts, "python", "-c", "import ringtrain; ringtrain.init()", RINGTRAIN_SSH_AGENT=str(agent)) as process:
         _, errors = process.communicate(timeout=TIMEOUT_S)
     lines = errors.splitlines()
-    assert process.returncode == 1 and lines[0] == "Permission denied (publickey)."
+    assert process.returncode == 1 and lines[0] == "Permission denied (publickey).", errors
     host = two_hosts.names[1]
     assert f"ringrun: the connection to {host} has ended ({agent}: exit code 255), and with it ranks 2-3" in lines
     # those of this host may not have had the time
