@@ -53,7 +53,20 @@ GROUPS = {
 NOT_IMPORTED = {"ringtrain.dask": ("run",), "ringtrain.spark": ("run", "run_elastic", "run_on")}
 
 # A search finds the pages for users before these.
-INSIDE = ("design.md", "simulation.md", "targets.md", "CONTRIBUTING.md")
+INSIDE = ("design.md", "inside/simulation.md", "inside/targets.md", "CONTRIBUTING.md")
+
+# Where pages are now that were there alone.
+MOVED = {
+    "dask": "engines.html#dask",
+    "spark": "engines.html#spark",
+    "ray": "engines.html#ray",
+    "servers": "kvstore.html#workers-and-servers",
+    "loggers": "timeline.html#tensorboard-weights-biases-and-mlflow",
+    "mxnet": "migrating.html#mxnet",
+    "without-mpi": "clusters.html#without-mpi",
+    "simulation": "inside/simulation.html",
+    "targets": "inside/targets.html",
+}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -72,6 +85,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_post_build(config: MkDocsConfig) -> None:
+    for old, new in MOVED.items():
+        page = f'<!doctype html><meta http-equiv="refresh" content="0; url={new}"><a href="{new}">{new}</a>\n'
+        (Path(config.site_dir) / f"{old}.html").write_text(page)
+
+
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.file.src_uri in INSIDE:
         page.meta["search"] = {"boost": 0.2}
@@ -81,7 +100,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def _of_site(markdown: str) -> str:
     """With links to the copies of files outside of docs/ on the site, for the pages are read in the repository, too."""
     inside = re.sub(r"\]\((?:\.\./)?(examples/[\w./]+)\)", r"](\1.md)", markdown)
-    return inside.replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md").replace("](docs/", "](")
+    return inside.replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md").replace("](../../CONTRIBUTING.md", "](../CONTRIBUTING.md").replace("](docs/", "](")
 
 
 def _of_example(path: Path) -> str:

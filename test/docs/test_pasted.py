@@ -56,9 +56,9 @@ SCRIPTS = {
     ("docs/arrays.md", 0): ("numpy", ""),
     ("docs/arrays.md", 1): ("numpy", ""),
     ("docs/jax.md", 0): ("optax", ""),
-    ("docs/mxnet.md", 0): ("mxnet", ""),
     ("docs/migrating.md", 0): ("torch", ""),
-    ("docs/loggers.md", 0): ("tensorboard", ""),
+    ("docs/migrating.md", 4): ("mxnet", ""),
+    ("docs/timeline.md", 0): ("tensorboard", ""),
 }
 # The import of PyTorch takes longer than these, which begin by the first line of README.md: they share two ranks.
 IN_RANKS_THAT_STAY = [("docs/index.md", 0), ("docs/pytorch.md", 0), ("docs/slow-links.md", 0), ("docs/migrating.md", 0)]
@@ -178,7 +178,7 @@ def test_a_timeline_is_recorded_and_reported(page: str, tmp_path: Path) -> None:
 def test_ranks_that_are_started_by_hand_meet(tmp_path: Path) -> None:
     """On this host, and at a port that is free, in place of those of the page."""
     (tmp_path / "train.py").write_text(STEPS)
-    block = block_with("docs/without-mpi.md", "RINGTRAIN_RANK=0").replace("h1:29400", f"localhost:{free_port()}")
+    block = block_with("docs/clusters.md", "RINGTRAIN_RANK=0").replace("h1:29400", f"localhost:{free_port()}")
     secret, first, second = block.splitlines()
     command = f"{secret}\n{first.partition('#')[0]} &\n{second.partition('#')[0]}\nwait"
     assert paste(command, tmp_path).count("the sum is 2.0") == 2

@@ -256,7 +256,7 @@ def test_no_thread_and_no_descriptor_of_a_job_stays(client):
 
 
 def test_the_script_of_the_page_trains(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "dask.md"
+    page = Path(__file__).parents[2] / "docs" / "engines.md"
     (tmp_path / "train.py").write_text(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0])
     run = [sys.executable, "train.py"]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)

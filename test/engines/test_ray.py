@@ -469,7 +469,7 @@ def test_a_driver_of_ray_client_hears_to_call_the_executor_in_a_task(cluster, tm
 
 
 def test_the_script_of_the_page_trains(cluster, tmp_path):
-    page = (ROOT / "docs" / "ray.md").read_text()
+    page = (ROOT / "docs" / "engines.md").read_text().partition("\n## Ray\n")[2]
     (tmp_path / "train.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
     printed = output_of(["train.py"], tmp_path, cluster)
     loss = re.search(r"loss of each rank: \[(\d\S*), \1\]\n", printed)

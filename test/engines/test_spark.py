@@ -583,8 +583,8 @@ def test_executors_that_come_on_demand_get_ranks_and_a_lost_one_is_not_begun_aga
 
 
 def test_the_script_of_the_page_trains(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "spark.md"
-    (tmp_path / "train.py").write_text(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0])
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text().partition("\n## Spark\n")[2]
+    (tmp_path / "train.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
     run = [sys.executable, "train.py"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_TOOL_OPTIONS": OF_JAVA}
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env=environment)

@@ -10,5 +10,5 @@ programs.py   runs a world, and builds it before if it is in C++
 planted.py    bugs that the worlds find
 kept.txt      seeds that have found something; the tests tell their stories again
 
-docs/simulation.md says how to read a trace and how to write a world.
+docs/inside/simulation.md says how to read a trace and how to write a world.
 """

@@ -53,7 +53,7 @@ _GOES_ON = (
     ),
 )
 
-# By the numbers that docs/simulation.md gives them.
+# By the numbers that docs/inside/simulation.md gives them.
 FORMER: Mapping[int, Former] = {
     3: Former(
         "a stall warning names ranks that have submitted the operation",

@@ -16,7 +16,7 @@ from simulate.planted import PLANTED
 from simulate.programs import NAMES, program
 
 _KEPT = [line.split(maxsplit=2) for line in Path(__file__).with_name("kept.txt").read_text().splitlines()]
-_PAGE = (Path(__file__).resolve().parents[2] / "docs" / "simulation.md").read_text()
+_PAGE = (Path(__file__).resolve().parents[2] / "docs" / "inside" / "simulation.md").read_text()
 _SEEDS_OF_PLANTED = 20_000
 
 
@@ -87,7 +87,7 @@ def test_a_seed_tells_the_same_story_each_time(world):
 
 
 def first_finding(program, bug):
-    """The seed of docs/simulation.md first. Then others, at first few: with some bugs a story takes 5 s."""
+    """The seed of docs/inside/simulation.md first. Then others, at first few: with some bugs a story takes 5 s."""
     told = re.findall(rf"^\| (\d+) \| {re.escape(bug)} \|$", _PAGE, re.MULTILINE)
     ranges = [range(int(seed), int(seed) + 1) for seed in told]
     first, end = 0, 10

@@ -182,7 +182,7 @@ def test_weights_and_biases_keeps_what_was_logged(tmp_path: Path) -> None:
 @pytest.mark.ranks(2)
 def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed; see `make test-loggers`")
-    page = Path(hvd.__file__).parents[1] / "docs" / "loggers.md"
+    page = Path(hvd.__file__).parents[1] / "docs" / "timeline.md"
     (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     before = os.getcwd()

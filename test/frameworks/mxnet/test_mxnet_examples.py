@@ -78,7 +78,7 @@ def test_a_step_is_measured():
     assert "resnet18_v1: 62 gradients" in said and "gluon.Trainer, ringtrain's store" in said
 
 
-@pytest.mark.parametrize("page", ["mxnet.md", "index.md"])
+@pytest.mark.parametrize("page", ["migrating.md", "index.md"])
 def test_the_code_of_the_pages_runs(tmp_path, page):
     text = (ROOT / "docs" / page).read_text()
     (code,) = re.findall(r"^ *```python\n( *import mxnet as mx\n.*?)^ *```", text, re.DOTALL | re.MULTILINE)
