@@ -249,7 +249,9 @@ def test_a_host_whose_connection_ends_takes_the_job_down(two_hosts: SimulatedHos
 def test_a_host_that_cannot_be_reached_is_named(two_hosts: SimulatedHosts, tmp_path: Path) -> None:
     (agent := tmp_path / "ssh").write_text("#!/bin/sh\necho 'Permission denied (publickey).' >&2; exit 255\n")
     agent.chmod(0o755)
-    with start(two_hosts, "python", "-c", "import ringtrain; ringtrain.init()", RINGTRAIN_SSH_AGENT=str(agent)) as process:
+    with start(
+        two_hosts, "python", "-c", "import ringtrain; ringtrain.init()", RINGTRAIN_SSH_AGENT=str(agent)
+    ) as process:
         _, errors = process.communicate(timeout=TIMEOUT_S)
     lines = errors.splitlines()
     assert process.returncode == 1 and lines[0] == "Permission denied (publickey).", errors

@@ -229,8 +229,8 @@ SCHEDULER = {
     ),
     "a worker that waited in a round is said not to have come": Patch(
         _ROUNDS,
-        "for number in workers if number not in self.came]",
-        "for number in workers if number not in self.said]",
+        "late = [number for number in workers if number not in self.came]",
+        "late = list(workers)",
     ),
     "a request is answered with the entry before": Patch(
         _MEMBERSHIP, '["version"] < version]', '["version"] + 1 < version]'
