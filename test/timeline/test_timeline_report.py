@@ -216,7 +216,7 @@ def test_a_real_job_gets_a_report(tmp_path):
         figures = figures_of(path)
         assert [step.number for step in figures.steps] == list(range(1, 12))
         assert figures.parts.share(Part.COMPUTE, Part.HIDDEN) > 0.3
-        digests = (4 + 2) * 2 * 8  # six of each rank, which the first step compares
+        digests = (5 + 2) * 2 * 8  # seven of each rank, which the first step compares
         options = 12 * 4 * 8  # the numbers that each step compares
         assert figures.bandwidth.bytes == 12 * 4 * (256 * 256 + 10) + digests + options
         page = (tmp_path / "report.html").read_text()
