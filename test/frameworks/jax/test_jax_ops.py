@@ -130,7 +130,7 @@ def test_gradients_by_integers_which_have_no_values_come_back_as_they_went(way):
         own = {"of one": gradients(params), "alone": gradients(params)["table"]}
         return hvd.allreduce(own, hvd.Sum, "sums"), hvd.broadcast(own, 0, "first"), hvd.allgather(own, "rows")
 
-    params = {"w": jnp.ones(3), "table": jnp.arange(3) + hvd.rank()}
+    params = {"w": jnp.ones(3, jnp.float32), "table": jnp.arange(3) + hvd.rank()}
     results = WAYS[way](sums)(params)
     for result in results:
         assert result["of one"]["table"].dtype == result["alone"].dtype == jax.dtypes.float0
