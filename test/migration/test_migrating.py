@@ -1,4 +1,4 @@
-"""The Python code of docs/migrating.md runs, on two ranks."""
+"""The Python code of docs/migrating.md for PyTorch runs, on two ranks."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,8 @@ data = on_demand("torch.utils.data")
 hvd = on_demand("ringtrain.torch")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
-SNIPPETS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+OF_TORCH = PAGE.read_text().partition("\n## MXNet\n")[0]
+SNIPPETS = re.findall(r"^```python\n(.*?)^```", OF_TORCH, re.DOTALL | re.MULTILINE)
 
 
 def names_for_a_reader(folder):
