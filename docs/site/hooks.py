@@ -100,7 +100,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def _of_site(markdown: str) -> str:
     """With links to the copies of files outside of docs/ on the site, for the pages are read in the repository, too."""
     inside = re.sub(r"\]\((?:\.\./)?(examples/[\w./]+)\)", r"](\1.md)", markdown)
-    return inside.replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md").replace("](../../CONTRIBUTING.md", "](../CONTRIBUTING.md").replace("](docs/", "](")
+    inside = inside.replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md")
+    return inside.replace("](../../CONTRIBUTING.md", "](../CONTRIBUTING.md").replace("](docs/", "](")
 
 
 def _of_example(path: Path) -> str:
