@@ -66,9 +66,9 @@ ranks_that_stay = example_ranks("torch")
 
 
 def lines_with_train_py(page: str) -> list[str]:
-    """The lines that start train.py on this host, also the one after "or:"; if there are none, what README says."""
+    """Return the lines that start train.py on this host, each once; if there are none, what README says."""
     lines = re.findall(r"(?:ringrun|mpirun) -np \d python train\.py\b(?! -)", "\n".join(blocks_of(page, "sh")))
-    return lines or ["ringrun -np 2 python train.py"]
+    return list(dict.fromkeys(lines)) or ["ringrun -np 2 python train.py"]
 
 
 def scripts() -> Iterator[Any]:

@@ -74,7 +74,7 @@ FORMER: Mapping[int, Former] = {
         "a worker that was stopped for longer than kv_timeout_s waits without end",
         "scheduler",
         "b6cb5d8",
-        29937,
+        5595,
         decision=_GOES_ON,
     ),
     5: Former(
