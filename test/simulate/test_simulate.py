@@ -1,10 +1,7 @@
 """The simulation: what it has found stays mended, what is planted is found, and a seed tells one story."""
 
 import functools
-import hashlib
 import re
-import secrets
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,16 @@ from simulate.programs import NAMES, program
 _KEPT = [line.split(maxsplit=2) for line in Path(__file__).with_name("kept.txt").read_text().splitlines()]
 _PAGE = (Path(__file__).resolve().parents[2] / "docs" / "inside" / "simulation.md").read_text()
 _SEEDS_OF_PLANTED = 20_000
+# What a core tells in 20 s. Always the same ones, so that a run that fails fails again: other seeds are told, and what
+# they find is printed, at the end of .ci/run.
+STORIES = {
+    "negotiation": 20_000,
+    "sockets": 12_000,
+    "store": 16_000,
+    "scheduler": 300,
+    "diloco": 400,
+    "elastic": 500,
+}
 
 
 def of_world(world, *more):
@@ -39,36 +46,19 @@ def require_no_finding(findings):
     assert not findings, "\n".join(f"seed {one.seed}: {one.text}" for one in findings)
 
 
-def first_seed_of_commit(world):
-    """Each commit tells stories that no commit before has told, and tells them again when its tests run again."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, check=False)
-    if git.returncode != 0:
-        return secrets.randbelow(1 << 40)
-    return int.from_bytes(hashlib.sha256(git.stdout.strip() + world.encode()).digest()[:5], "little")
-
-
-def tell_stories(world, seeds, seconds=None):
-    """Pytest shows what is printed where the test fails."""
-    print(f"stories from seed {seeds.start} on: python -m simulate {world} --seeds {seeds.start}:{seeds.start + 1000}")
-    findings, total = built(world).run(seeds, seconds=seconds)
-    require_no_finding(findings)
-    return total.stories
-
-
 @pytest.mark.fast
 @pytest.mark.alike
 @pytest.mark.parametrize("world", WORLDS)
-def test_stories_of_random_seeds_break_no_rule(world):
-    first = secrets.randbelow(1 << 40)
-    assert tell_stories(world, range(first, first + 10)) == 10  # also on a busy machine
-    tell_stories(world, range(first + 10, first + (1 << 30)), seconds=2)
+def test_a_second_of_stories_breaks_no_rule(world):
+    findings, _ = built(world).run(range(STORIES[world] // 20))
+    require_no_finding(findings)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
-def test_two_minutes_of_seeds_that_only_this_commit_has_break_no_rule(world):
-    first = first_seed_of_commit(world)
-    tell_stories(world, range(first, first + (1 << 30)), seconds=120)
+def test_twenty_seconds_of_stories_break_no_rule(world):
+    findings, _ = built(world).run(range(STORIES[world]))
+    require_no_finding(findings)
 
 
 @pytest.mark.parametrize(("world", "seed", "bug"), [of_world(*words) for words in _KEPT if words[0] != "#"])
