@@ -249,6 +249,7 @@ def test_a_host_whose_connection_ends_takes_the_job_down(two_hosts: SimulatedHos
 def test_a_host_that_cannot_be_reached_is_named(two_hosts: SimulatedHosts, tmp_path: Path) -> None:
     (agent := tmp_path / "ssh").write_text("#!/bin/sh\necho 'Permission denied (publickey).' >&2; exit 255\n")
     agent.chmod(0o755)
+    begin = time.monotonic()
     with start(
         two_hosts, "python", "-c", "import ringtrain; ringtrain.init()", RINGTRAIN_SSH_AGENT=str(agent)
     ) as process:
@@ -257,8 +258,40 @@ def test_a_host_that_cannot_be_reached_is_named(two_hosts: SimulatedHosts, tmp_p
     assert process.returncode == 1 and lines[0] == "Permission denied (publickey).", errors
     host = two_hosts.names[1]
     assert f"ringrun: the connection to {host} has ended ({agent}: exit code 255), and with it ranks 2-3" in lines
+    # the others wait in init(): they do not get the 10 s of ranks that may have something to save
+    assert time.monotonic() - begin < 10
     # those of this host may not have had the time
     assert "-3 did not start; try ringrun -H " in lines[-1] and lines[-1].endswith("--check")
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "-np", "4"), ("run", "-np", "4", "--min-np", "4"), ("launch", "-n", "2", "-s", "1")]
+)
+def test_a_host_that_refuses_at_first_is_asked_again(
+    two_hosts: SimulatedHosts, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (agent := tmp_path / "ssh").write_text(f"""#!/bin/sh
+echo >> {tmp_path}/asked
+[ $(wc -l < {tmp_path}/asked) -gt 2 ] && exec {two_hosts.environment["HYDRA_LAUNCHER_EXEC"]} "$@"
+echo "ssh: connect to host h port 22: Connection refused" >&2
+exit 255
+""")
+    agent.chmod(0o755)
+    (file := tmp_path / "hosts").write_text("\n".join(two_hosts.names))
+    hosts = str(file) if words[0] == "launch" else ",".join(f"{name}:2" for name in two_hosts.names)
+    command = [sys.executable, "-m", f"ringtrain.{words[0]}", *words[1:], "-H", hosts, "echo", "here"]
+    environment = {
+        **os.environ,
+        **SOCKETS,
+        "PYTHONPATH": ROOT,
+        **two_hosts.environment,
+        "RINGTRAIN_SSH_AGENT": str(agent),
+    }
+    done = subprocess.run(
+        two_hosts.command_on(0, command), env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0 and done.stdout.count("here") == 4, done.stderr
+    assert done.stderr.count("refuse") == 1 and f"{two_hosts.names[1]} refuses the connection" in done.stderr
 
 
 @pytest.mark.fast

@@ -423,7 +423,7 @@ class ElasticStarter(Starter[str]):
         how_long = "" if seconds == float("inf") else f" for {seconds:.0f} s"
         self._log.noted(f"{host} gets no more processes{how_long}: {reason}")
 
-    def _note_end_of_agent(self, at: str, running: Sequence[int], how: str) -> None:
+    def _note_end_of_agent(self, at: str, link: Link, how: str) -> None:
         if self._is_ending:
             return
         lost = [one for one in self._processes.values() if one.host == at]

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple, Protocol
@@ -18,12 +19,17 @@ from typing import IO, Any, NamedTuple, Protocol
 from ringtrain.runner.hosts import remote_shell
 from ringtrain.runner.start import agent
 from ringtrain.runner.start.agent import REPORT, Lines, write_lines
+from ringtrain.runner.supervise.rank_wrapper import speaker
 
 # --- links: the connection to an agent, with orders to it and reports from it -----------------------------------------
 
 
 # ssh ends the connection to a lost host after 30 s.
 _SSH_ALIVE = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
+# A host that is just starting refuses connections for a while.
+_REFUSED = b"Connection refused"
+_PATIENCE_S = 60
+_A_SECOND_LATER = ("sh", "-c", 'sleep 1; exec "$0" "$@"')
 # The placeholder of a host in a command line that starts an agent.
 ANY_HOST = "{host}"
 _REAP_S = 0.5
@@ -57,12 +63,16 @@ def command_of_agent(
 
 
 class Link(ABC):
-    """The connection to an agent. One thread. `running`: ranks not reported as ended."""
+    """The connection to an agent. One thread.
+
+    `running`: ranks not reported as ended. `has_spoken`: something has come from the other end.
+    """
 
     def __init__(self, share: Share, open_streams: int):
         """`open_streams`: the number of streams to read."""
         self.running = set(range(share.first, share.first + share.ranks))
         self.open_streams = open_streams
+        self.has_spoken = False
         self._share = share
         self._output = Lines()
         self._reports: list[dict[str, Any]] = []
@@ -95,8 +105,13 @@ class Link(ABC):
     def close(self) -> None:
         """Closes the link. A process that still runs at the other end reads the end of its orders."""
 
+    def again(self) -> Link | None:
+        """Returns a link in the place of this one, which is closed, if the host has refused it and may be starting."""
+        return None
+
     def _take_line(self, line: bytes, to: int) -> None:
         """Keeps a report; passes on anything else, also what a start-up file has written without the end of a line."""
+        self.has_spoken = True
         said, found, text = line.rpartition(REPORT)
         report = _report_of(text) if found else None
         if report is None:
@@ -153,13 +168,16 @@ class StreamLink(Link):
 class ProcessLink(StreamLink):
     """Through a process, such as ssh, whose pipes lead there."""
 
-    def __init__(self, share: Share, command: list[str]):
-        """Raises OSError where the command cannot be started."""
+    def __init__(self, share: Share, command: list[str], before: Sequence[str] = ()):
+        """`before`: words before those of the command. Raises OSError where the command cannot be started."""
         super().__init__(share, open_streams=2)
-        self._program = command[0]
+        self._command = command
         self._errors = Lines()
+        self._refusals: list[bytes] = []  # lines that are not printed yet
+        self._given: list[Mapping[str, object]] = []  # orders, until the agent has spoken
+        self._patience_until: float | None = None  # once the host has refused the first link
         self._process = subprocess.Popen(
-            command,
+            [*before, *command],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -167,6 +185,31 @@ class ProcessLink(StreamLink):
             start_new_session=True,  # Ctrl-C for all would end ssh
         )
         os.set_blocking(self.orders.fileno(), False)
+
+    def order(self, order: Mapping[str, object]) -> None:
+        super().order(order)
+        if not self.has_spoken:
+            self._given.append(order)
+
+    def again(self) -> Link | None:
+        now = time.monotonic()
+        until = self._patience_until or now + _PATIENCE_S
+        if self.has_spoken or not self._refusals or now >= until:
+            write_lines(2, self._refusals)
+            return None
+        if self._patience_until is None:
+            sentence = (
+                f"{self._share.host} refuses the connection; it may be starting, so it is asked for {_PATIENCE_S} s"
+            )
+            write_lines(2, [f"{speaker()}: {sentence}".encode()])
+        link = self._anew()
+        link.running, link._patience_until = self.running, until
+        for order in self._given:
+            link.order(order)
+        return link
+
+    def _anew(self) -> ProcessLink:
+        return ProcessLink(self._share, self._command, _A_SECOND_LATER)
 
     @property
     def orders(self) -> IO[bytes]:
@@ -184,7 +227,7 @@ class ProcessLink(StreamLink):
         how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else "has ended"
         if not self._share.is_remote:
             return f"what starts the ranks of {self._share.host} {how}"
-        exit_code = f" ({self._program}: exit code {code})" if code is not None and code >= 0 else ""
+        exit_code = f" ({self._command[0]}: exit code {code})" if code is not None and code >= 0 else ""
         return f"the connection to {self._share.host} {how}{exit_code}"
 
     def close(self) -> None:
@@ -197,7 +240,11 @@ class ProcessLink(StreamLink):
             self._process.kill()
 
     def _take_errors(self, data: bytes) -> None:
-        write_lines(2, self._errors.feed(data) if data else self._errors.close())
+        lines = self._errors.feed(data) if data else self._errors.close()
+        if not self.has_spoken:
+            self._refusals += [line for line in lines if _REFUSED in line]
+            lines = [line for line in lines if _REFUSED not in line]
+        write_lines(2, lines)
 
     def _take_output(self, data: bytes) -> None:
         for line in self._output.feed(data) if data else self._output.close():
@@ -213,14 +260,18 @@ class LaunchedLink(ProcessLink):
     # PRTE_IOF_BASE_MSG_MAX of PRRTE, whose daemons have a buffer of this size
     _MOST_UNREAD = 4096
 
-    def __init__(self, share: Share, words: Sequence[str]):
+    def __init__(self, share: Share, words: Sequence[str], before: Sequence[str] = ()):
         """`words`: the beginning of the launcher's command line, with ANY_HOST in the place of the host.
 
         Raises OSError where the launcher cannot be started.
         """
         launcher = [word.replace(ANY_HOST, share.host) for word in words]
-        super().__init__(share, [*launcher, *_WORDS, agent.TELL_READ_BYTES])
+        super().__init__(share, [*launcher, *_WORDS, agent.TELL_READ_BYTES], before)
+        self._words = words
         self._room = self._MOST_UNREAD
+
+    def _anew(self) -> ProcessLink:
+        return LaunchedLink(self._share, self._words, _A_SECOND_LATER)
 
     def unwritten(self) -> Mapping[HasDescriptor, Callable[[], object]]:
         return super().unwritten() if self._room > 0 else {}

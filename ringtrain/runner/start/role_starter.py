@@ -121,8 +121,8 @@ class RoleStarter(Starter[RolePlace]):
         if code != 0 and not self._is_over:
             self._note_failure(process, code, end_of(code))
 
-    def _note_end_of_agent(self, at: RolePlace, running: Sequence[int], how: str) -> None:
-        lost = [self._terms.cast.process(number) for number in running]
+    def _note_end_of_agent(self, at: RolePlace, link: Link, how: str) -> None:
+        lost = [self._terms.cast.process(number) for number in sorted(link.running)]
         self._running.difference_update(lost)
         if self._is_over:
             return

@@ -76,7 +76,11 @@ class Starter(ABC, Generic[At]):
                 link = self._links.pop(at)
                 how = link.end_in_words()
                 self._close(link)
-                self._note_end_of_agent(at, sorted(link.running), how)
+                again = None if self._is_ending or self._is_stopping else link.again()
+                if again is None:
+                    self._note_end_of_agent(at, link, how)
+                else:
+                    self._add(at, again)
         for link in self._links.values():
             self._close(link)
         return self._code
@@ -90,8 +94,8 @@ class Starter(ABC, Generic[At]):
         """Handles a report of an agent."""
 
     @abstractmethod
-    def _note_end_of_agent(self, at: At, running: Sequence[int], how: str) -> None:
-        """Handles the end of an agent, also by the loss of its host. `running`: processes not known to have ended."""
+    def _note_end_of_agent(self, at: At, link: Link, how: str) -> None:
+        """Handles the end of an agent, also by the loss of its host. `how`: the end in words."""
 
     def _inputs(self) -> Mapping[HasDescriptor, Callable[[], None]]:
         """Returns further descriptors to read now, each with its reader."""
@@ -225,11 +229,14 @@ class RankStarter(Starter[int]):
         elif "took" in report:
             self._input_is_on_its_way = False
 
-    def _note_end_of_agent(self, at: int, running: Sequence[int], how: str) -> None:
-        if running:
+    def _note_end_of_agent(self, at: int, link: Link, how: str) -> None:
+        if link.running:
             if not self._is_ending:
-                say(f"{how}, and with it {list_of_ranks(running)}")
+                say(f"{how}, and with it {list_of_ranks(sorted(link.running))}")
             self._fail(1)
+            # Its ranks have not begun, and so no other rank is past init() and has something to save.
+            if not link.has_spoken:
+                self._end(_GRACE_NOW_S)
 
 
 # --- the log of a job, in words: each event is printed at once, and again at the end ----------------------------------
