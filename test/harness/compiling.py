@@ -61,8 +61,11 @@ def program(what: str, flags: Sequence[str], sources: Sequence[Path], headers: I
     def build(folder: Path) -> None:
         objects = [str(folder / f"{path.parent.name}-{path.stem}.o") for path in sources]
         lines = [[*flags, "-c", str(path), "-o", out] for path, out in zip(sources, objects, strict=True)]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(run_compiler, lines))
+        # One program after the other, on all cores: ccache has then what the one before has compiled.
+        with open(folder.parent.parent / f"ringtrain-programs-{os.getuid()}.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                list(pool.map(run_compiler, lines))
         run_compiler([*flags, *objects, "-ldl", "-o", str(folder / what)])
 
     return filled(folder_of(what, flags, [*sources, *sorted(headers)]), build) / what
