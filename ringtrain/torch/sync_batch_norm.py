@@ -66,6 +66,9 @@ class SyncBatchNorm(_BatchNorm):
 
         Returns:
             The module, or a SyncBatchNorm if it is a BatchNorm itself.
+
+        Raises:
+            ValueError: a lazy BatchNorm has seen no input yet.
         """
         return cls._converted(module, process_set, {})
 
@@ -83,6 +86,12 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def _like(cls, layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
+        tensors = (layer.weight, layer.running_mean)
+        if any(torch.nn.parameter.is_lazy(one) for one in tensors if one is not None):
+            raise ValueError(
+                f"{type(layer).__name__} does not know its features yet: call the network with a batch on every rank, "
+                f"and convert it then"
+            )
         like = cls(
             layer.num_features,
             layer.eps,

@@ -322,6 +322,15 @@ def test_a_layer_by_itself_is_converted():
     assert hvd.SyncBatchNorm.convert_sync_batchnorm(layer).process_set is hvd.global_process_set
 
 
+@pytest.mark.parametrize("settings", [{}, {"affine": False}])
+def test_a_lazy_layer_is_converted_once_it_has_seen_a_batch(settings):
+    layer = torch.nn.LazyBatchNorm1d(**settings)
+    with pytest.raises(ValueError, match="LazyBatchNorm1d does not know its features yet: call the network"):
+        hvd.SyncBatchNorm.convert_sync_batchnorm(layer)
+    layer(torch.ones(2, 3))
+    assert hvd.SyncBatchNorm.convert_sync_batchnorm(layer).num_features == 3
+
+
 @pytest.mark.ranks(2)
 def test_copied_and_saved_models_keep_the_process_set():
     layer = hvd.SyncBatchNorm(CHANNELS)
