@@ -72,8 +72,8 @@ def test_frames_that_nobody_expects_end_in_an_error_at_most():
 
 
 @pytest.mark.slow
-def test_frames_that_nobody_expects_end_in_an_error_at_most_for_a_minute():
-    run("frames", 60, time.time_ns() % 10**9, within_s=200)
+def test_frames_that_nobody_expects_end_in_an_error_at_most_for_20_seconds():
+    run("frames", 20, time.time_ns() % 10**9, within_s=200)
 
 
 def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank():
@@ -81,7 +81,7 @@ def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_name
 
 
 @pytest.mark.slow
-def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank_for_a_minute():
-    end_s = time.monotonic() + 60
+def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank_for_20_seconds():
+    end_s = time.monotonic() + 20
     while time.monotonic() < end_s:
         run("negotiation", 10_000, time.time_ns() % 10**9, within_s=300)

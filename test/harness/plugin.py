@@ -49,6 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Ranks(), "ranks")
 
 
+# Functions that take long, as `python -m measure.durations` has found.
+_SLOW = Path(__file__).resolve().parents[1] / "slow.txt"
+
+
 class Marker(NamedTuple):
     """The arguments of `@pytest.mark.ranks`."""
 
@@ -110,6 +114,10 @@ class Ranks:
         in the end.
         """
         config.stash[IMPORTED_BY_COLLECTION] = [name for name in FRAMEWORKS if name in sys.modules]
+        measured = frozenset(_SLOW.read_text().split())
+        for item in items:
+            if item.nodeid.partition("[")[0] in measured and not item.get_closest_marker("fast"):
+                item.add_marker(pytest.mark.slow)
         slow_files = {item.path for item in items if item.get_closest_marker("slow")}
         jobs = sorted({spec for spec in map(_spec_of, items) if spec is not None})
         files = [item.path for item in items if _spec_of(item) is None]

@@ -35,5 +35,5 @@ def test_random_messages_of_a_worker_do_not_harm_a_server(way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["shared", "tcp"])
-def test_random_messages_for_half_a_minute_do_not_harm_a_server(way):
-    survives(30, time.time_ns() % 10**9, way)
+def test_random_messages_for_ten_seconds_do_not_harm_a_server(way):
+    survives(10, time.time_ns() % 10**9, way)
