@@ -15,8 +15,8 @@ from simulate.programs import NAMES, program
 _KEPT = [line.split(maxsplit=2) for line in Path(__file__).with_name("kept.txt").read_text().splitlines()]
 _PAGE = (Path(__file__).resolve().parents[2] / "docs" / "inside" / "simulation.md").read_text()
 _SEEDS_OF_PLANTED = 20_000
-# The stories that a core tells in 20 s: always the same ones, so that a run that fails fails again: other seeds are told, and what
-# they find is printed, at the end of .ci/run.
+# The stories that a core tells in 20 s: always the same ones, so that a run that fails fails again. At its end .ci/run
+# tells others, and prints what they find.
 STORIES = {
     "negotiation": 20_000,
     "sockets": 12_000,
