@@ -14,7 +14,7 @@ from pathlib import Path
 
 SLOW = Path(__file__).resolve().parents[1] / "slow.txt"
 # A function whose tests take longer together than this, in seconds, beside other tests on busy cores.
-_LIMIT_S = 4.0
+_LIMIT_S = 3.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -186,6 +186,9 @@ class _Agent:
     def close(self) -> None:
         self.die()
 
+    def again(self) -> None:
+        """Nothing takes its place: no host of this world refuses a connection."""
+
     def die(self) -> None:
         """The agent ends, and its processes with it."""
         if self.is_alive:
