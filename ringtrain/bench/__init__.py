@@ -11,10 +11,9 @@ peers/         the other competitors, one file each
 results        rows of rounds, their medians and paired ratios, JSON
 report         tables and the PNG
 models         gradient shapes
-torch_training, jax_training
-               models in training; torch_groups: groups of torch.distributed
-arithmetic     the floor, and what is computed beside communication
+torch_training a model in training; torch_groups: groups of torch.distributed
+arithmetic     the floor of a step
 
-The other modules are a subcommand each; `collectives` is six, `step` two.
+The other modules are a subcommand each; `collectives` is six.
 docs/performance.md says what the columns mean.
 """

@@ -17,7 +17,6 @@ examples:
   python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
   python -m ringtrain.bench c10d -np 2 --sizes 4,32M --trainings ddp
-  python -m ringtrain.bench jax -np 2 --models mlp --rounds 21
   python -m ringtrain.bench scaling --plot scaling.png
   python -m ringtrain.bench links -np 2 -H h1,h2 --parameters 124M --every 50
   python -m ringtrain.bench latency -np 2 --rounds 21

@@ -1,11 +1,8 @@
-"""Plain arithmetic: scaling for peers, the floor of a step, and what is computed beside communication."""
+"""Plain arithmetic: scaling for peers, and the floor of a step."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import adapter_for
@@ -30,27 +27,3 @@ def floor(tensors: Sequence[Array]) -> Callable[[], None]:
             one_pass()
 
     return run
-
-
-class Arithmetic:
-    """Work for one thread, in units of some microseconds which hold neither the GIL nor more than the cache."""
-
-    def __init__(self) -> None:
-        self._values = np.ones(1 << 15, np.float32)
-        self.unit_s = self._calibrate()
-
-    def run(self, units: int) -> None:
-        for _ in range(units):
-            np.multiply(self._values, 1.0, out=self._values)
-
-    def units_for(self, seconds: float) -> int:
-        return max(1, round(seconds / self.unit_s))
-
-    def _calibrate(self) -> float:
-        """The shortest of several measurements: the others had the core for a part of the time only."""
-        lengths = []
-        for _ in range(20):
-            begin = time.perf_counter()
-            self.run(100)
-            lengths.append(time.perf_counter() - begin)
-        return min(lengths) / 100

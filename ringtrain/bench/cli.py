@@ -22,16 +22,14 @@ from ringtrain.bench import results
 from ringtrain.bench.arguments import EXAMPLES, build_parser, launching_flags
 from ringtrain.bench.c10d import C10d
 from ringtrain.bench.collectives import COLLECTIVES, Latency, Sweep
-from ringtrain.bench.jax_step import JaxStep
 from ringtrain.bench.kvstore import KVStore
 from ringtrain.bench.links import Links
 from ringtrain.bench.measurement import CannotMeasure, Session
-from ringtrain.bench.pending import Pending
 from ringtrain.bench.ranks import Job, join
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.scaling import Scaling
-from ringtrain.bench.step import Overlap, Step
+from ringtrain.bench.step import Step
 from ringtrain.bench.torch_step import TorchStep
 from ringtrain.job import launched_by
 
@@ -129,14 +127,14 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Step(),
     KVStore(),
     Latency(),
-    Pending(),
-    Overlap(),
     Links(),
     Scaling(),
     TorchStep(),
     C10d(),
-    JaxStep(),
 )
+
+# Measurements of developers, which an installation does not have.
+_IN_CHECKOUT = ("jax", "overlap", "pending")
 
 # Packages to install where the one with the library's own name must be built from source.
 _PACKAGES = {"cupy": "cupy-cuda12x, or cupy-cuda13x where the driver is for CUDA 13"}
@@ -157,6 +155,8 @@ def main(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(measurements, module, examples)
+    if words and words[0] in _IN_CHECKOUT and all(one.name != words[0] for one in measurements):
+        parser.error(f"{words[0]} is measured in a checkout of ringtrain: cd test && python -m measure {words[0]}")
     arguments = parser.parse_args(words)
     measurement = next(one for one in measurements if one.name == arguments.measurement)
     for wish, library in _libraries_wanted(measurement, arguments).items():

@@ -284,10 +284,10 @@ SWEEPS = [one.name for one in COLLECTIVES]
 OF_RANKS = [
     *([name, *QUICK, *SMALL, "--dtype", "float16"] for name in SWEEPS),
     ["latency", *QUICK, "--calls", "20", "--max-bytes", "64", "--network", "mpi,sockets", "--cpu"],
-    ["pending", "--rounds", "2", "--warmup", "1", "--counts", "10", "300", "--kind", "alltoall", "--order", "other"],
-    ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
 ]
 OF_AUTHORS = [
+    ["pending", "--rounds", "2", "--warmup", "1", "--counts", "10", "300", "--kind", "alltoall", "--order", "other"],
+    ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
     ["parameters", *QUICK, "--peers", "none"],
     ["straggler", *QUICK, "--peers", "none", "--steps", "1"],
     ["timeline", *QUICK, "--layer-us", "20", "--steps", "2"],
@@ -621,3 +621,10 @@ def test_links_need_two_hosts():
 def test_numbers_of_parameters_have_units():
     refused = start(["-m", "ringtrain.bench", "links", "--parameters", "many"], 2)
     assert 'must be a number of parameters such as 25.6M, not "many"' in refused
+
+
+@pytest.mark.parametrize("name", ["jax", "overlap", "pending"])
+def test_a_measurement_of_developers_says_where_it_is(name):
+    refused = start(["-m", "ringtrain.bench", name, "-np", "2"], 2)
+    assert f"{name} is measured in a checkout of ringtrain: cd test && python -m measure {name}" in refused
+    assert f"usage: python -m measure {name} " in start(["-m", "measure", name, "--help"])

@@ -9,7 +9,9 @@ links        loss over seconds on slow links: DiLoCo beside data parallelism
 ray_kills, ray_recovery, ray_step  actors of Ray: many kills; beside Ray Train's TorchTrainer; beside ringrun
 unequal      one slow rank: the throughput of equal and of measured parts
 process      what this process costs while it does nothing
-idle, straggler, submission, parameters, timeline_cost, kvstore_job, mxnet_step  a subcommand each, on real ranks
+idle, straggler, submission, parameters, pending, overlap, timeline_cost, kvstore_job, mxnet_step
+             a subcommand each, on real ranks
+jax/         a step of JAX, and JAX's own sharding, beside peers
 kvstore_worker, mxnet_training, torch_hooks  what these subcommands run in a rank
 """
 

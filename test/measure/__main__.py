@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from measure.faults.soak import Faults
 from measure.gpu.measurement import Gpu
 from measure.idle import Idle
+from measure.jax.step import JaxStep
 from measure.kvstore_job import KVStoreJob
 from measure.mxnet_step import MxnetStep
 from measure.negotiation import Negotiation
+from measure.overlap import Overlap
 from measure.parameters import Parameters
+from measure.pending import Pending
 from measure.straggler import Straggler
 from measure.submission import Submission
 from measure.timeline_cost import TimelineCost
@@ -24,6 +27,9 @@ MEASUREMENTS = (
     Submission(),
     Parameters(),
     TimelineCost(),
+    Pending(),
+    Overlap(),
+    JaxStep(),
     KVStoreJob(),
     MxnetStep(),
 )
@@ -33,6 +39,7 @@ examples:
   python -m measure negotiation --max-ranks 4096
   python -m measure faults --count 200
   python -m measure submission -np 2 --launches 3
+  python -m measure jax -np 2 --models mlp --rounds 21
   python -m measure.hosts --hosts 2 --ranks 2 -- python -m measure faults --over {hosts}
 """
 

@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from measure.arithmetic import Arithmetic
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.arithmetic import Arithmetic
 from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row, Spread

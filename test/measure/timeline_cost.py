@@ -7,12 +7,13 @@ import tempfile
 from pathlib import Path
 
 import ringtrain as hvd
+from measure.overlap import Backward, add_backward_flags
 from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Contestant, seconds_of_all
-from ringtrain.bench.step import Backward, Gradients, add_backward_flags
+from ringtrain.bench.step import Gradients
 
 _WITHOUT, _WITH = "without", "with a timeline"
 

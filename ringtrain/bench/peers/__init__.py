@@ -13,10 +13,9 @@ NAMES = ("mpi", "gloo", "horovod")
 _OVER_MPI = ("mpi", "horovod", "mpi4jax")
 # Those that take part in measurements of a store.
 OF_STORES = ("ps-lite",)
-# Those that train models of JAX.
-OF_JAX = ("jax-gloo", "mpi4jax")
+_WITHOUT_OTHER_RANKS = (*OF_STORES, "nccl")
 # Where each is; measurements elsewhere add their own.
-MODULES = {name: f"ringtrain.bench.peers.{name.replace('-', '_')}" for name in (*NAMES, *OF_STORES, *OF_JAX)}
+MODULES = {name: f"ringtrain.bench.peers.{name.replace('-', '_')}" for name in (*NAMES, *OF_STORES)}
 
 
 class CannotTakePart(Exception):
@@ -62,7 +61,7 @@ def find(job: Job, wanted: Sequence[str]) -> Peers:
     """Open the wanted peers; one that is missing on any rank is missing on all."""
     peers = Peers([], {})
     for name in wanted:
-        if job.size == 1 and name in (*NAMES, *OF_JAX):
+        if job.size == 1 and name not in _WITHOUT_OTHER_RANKS:
             peers.missing[name] = "a job of one rank has no other rank to talk to"
             continue
         if isinstance(job, RendezvousJob) and name in _OVER_MPI:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from harness.examples import example_ranks
@@ -58,7 +59,8 @@ def test_the_benchmark_compares_steps_and_sharding_on_two_ranks(tmp_path):
     result = tmp_path / "jax.json"
     words = ["jax", "-np", "2", "--models", "mlp", "--rounds", "1", "--warmup", "0", "--patience", "60"]
     done = subprocess.run(
-        [sys.executable, "-m", "ringtrain.bench", *words, "--json", str(result)],
+        [sys.executable, "-m", "measure", *words, "--json", str(result)],
+        cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
         text=True,
         timeout=300,

@@ -10,12 +10,13 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench import peers, ringtrain_competitor
 from ringtrain.bench.measurement import Session
-from ringtrain.bench.peers import OF_JAX
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import ALONE, Competitor, Contestant, seconds_of_all
+
+peers.MODULES |= {"jax-gloo": "measure.jax.gloo", "mpi4jax": "measure.jax.over_mpi4jax"}
 
 MODELS = ("mlp", "large")
 _SMALL = "4 bytes"
@@ -27,7 +28,7 @@ class HasSharding(Protocol):
     """A peer that carries JAX's own sharding."""
 
     def jax_sharding(self, program: str, name: str, times: int) -> list[Competitor]:
-        """Its way to run a program of `ringtrain.bench.jax_sharding`."""
+        """Its way to run a program of `measure.jax.sharding`."""
 
 
 @runtime_checkable
@@ -35,12 +36,12 @@ class HasJax(Protocol):
     """A peer that averages gradients inside jit."""
 
     def jax_training(self, task: Any) -> list[Competitor]:
-        """Its ways to train the model of a `ringtrain.bench.jax_training.Task`."""
+        """Its ways to train the model of a `measure.jax.training.Task`."""
 
 
 class JaxStep:
     name = library = "jax"
-    peers = OF_JAX
+    peers = ("jax-gloo", "mpi4jax")
     help = "a training step of JAX models, and JAX's own sharding, beside jax.distributed with gloo and mpi4jax"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
@@ -50,16 +51,16 @@ class JaxStep:
     def measure(self, session: Session) -> list[Row]:
         from ringtrain.jax import distributed  # before peers import JAX
 
-        peers = session.peers()
+        present = session.peers()
         session.init()
         distributed.init()
         models = session.arguments.models
         works = _works_of_sharding(models, session.arguments.steps) if session.job.size > 1 else []
         session.expect(len(models) + 2 + len(works))
         measured = [_measure_small(session), _measure_lone(session)]
-        with_jax = [peer for peer in peers if isinstance(peer, HasJax)]
+        with_jax = [peer for peer in present if isinstance(peer, HasJax)]
         measured += [_measure_model(session, name, with_jax) for name in models]
-        with_sharding = [peer for peer in peers if isinstance(peer, HasSharding)]
+        with_sharding = [peer for peer in present if isinstance(peer, HasSharding)]
         return [*measured, *(_measure_sharding(session, work, with_sharding) for work in works)]
 
     def table(self, result: Result) -> list[str]:
@@ -71,7 +72,7 @@ class JaxStep:
 
 def _measure_small(session: Session) -> Row:
     # JAX need not be installed for the other measurements
-    from ringtrain.bench import jax_training as training
+    from measure.jax import training
 
     contestants = [Contestant(name, call) for name, call in training.small_calls().items()]
     for contestant in contestants:
@@ -80,7 +81,7 @@ def _measure_small(session: Session) -> Row:
 
 
 def _measure_lone(session: Session) -> Row:
-    from ringtrain.bench import jax_training as training
+    from measure.jax import training
 
     calls = training.lone_calls(session.job.rank, session.job.size)
     contestants = [Contestant(name, call) for name, call in calls.items()]
@@ -91,7 +92,7 @@ def _measure_lone(session: Session) -> Row:
 
 
 def _measure_model(session: Session, name: str, peers: Sequence[HasJax]) -> Row:
-    from ringtrain.bench import jax_training as training
+    from measure.jax import training
 
     task = training.Task(name, session.job.rank)
     expected = task.first_step()
@@ -110,14 +111,14 @@ def _measure_model(session: Session, name: str, peers: Sequence[HasJax]) -> Row:
 
 def _works_of_sharding(models: Sequence[str], steps: int) -> list[tuple[str, str, int]]:
     """Returns program, name and how often it is run in one timing."""
-    from ringtrain.bench import jax_sharding as sharding
+    from measure.jax import sharding
 
     sums = [("sum_arrays", name, sharding.times_of(name)) for name in sharding.SUMS]
     return [*sums, *(("train", model, steps) for model in models)]
 
 
 def _measure_sharding(session: Session, work: tuple[str, str, int], peers: Sequence[HasSharding]) -> Row:
-    from ringtrain.bench import jax_sharding as sharding, jax_training as training
+    from measure.jax import sharding, training
 
     program, name, times = work
     job = session.job

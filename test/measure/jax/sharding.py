@@ -1,6 +1,6 @@
 """JAX's own sharding over the devices of all ranks: sums, and training steps with the batch split over the ranks.
 
-The same programs run in the ranks, where ringtrain carries them, and in the processes of `peers.jax_gloo`.
+The same programs run in the ranks, where ringtrain carries them, and in the processes of `measure.jax.gloo`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ringtrain.bench.jax_training import Task, running
+from measure.jax.training import Task, running
 
 # By name the floats of each array that is summed over the ranks.
 SUMS = {

@@ -67,7 +67,7 @@ class JaxGlooPeer:
         return self.jax_sharding("train", task.key["model"], 1)
 
     def jax_sharding(self, program: str, name: str, times: int) -> list[Competitor]:
-        """A program of `ringtrain.bench.jax_sharding`, and its arguments."""
+        """A program of `measure.jax.sharding`, and its arguments."""
 
         def prepare(_: Any) -> Any:
             self._ask((program, name, times))
@@ -93,7 +93,7 @@ def _serve(rank: Connection, address: str, size: int, number: int) -> None:
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, size, number, cluster_detection_method="deactivate")
-    from ringtrain.bench import jax_sharding
+    from measure.jax import sharding
 
     run: Any = None
     rank.send("")
@@ -107,7 +107,7 @@ def _serve(rank: Connection, address: str, size: int, number: int) -> None:
         else:
             run = None  # gives the memory of the last one back
             program, name, times = question
-            run = getattr(jax_sharding, program)(name, times)
+            run = getattr(sharding, program)(name, times)
             rank.send(None)
 
 
