@@ -1,115 +1,44 @@
 """The names of `ringtrain.torch` in Horovod's module, `horovod.torch.mpi_ops`, such as `Sum`.
 
-The operations of `ringtrain.torch` are differentiable themselves; the classes are for code that calls `apply` of those
+The operations of `ringtrain.torch` are differentiable themselves; the objects are for code that calls `apply` of those
 that make them so in Horovod, with its arguments in its order.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from ringtrain.torch import ops
 
 
-class HorovodAllreduce:
-    """`allreduce`."""
+class _Function:
+    """An operation with `apply`, whose arguments are those named; all tensors of a group come after them."""
 
-    @staticmethod
-    def apply(
-        tensor: torch.Tensor,
-        average: bool | None,
-        name: str | None,
-        op: Any,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: Any,
-    ) -> torch.Tensor:
-        how: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        return ops.allreduce(tensor, average, name, op=op, process_set=process_set, **how)
+    def __init__(self, operation: Callable[..., Any], names: str, is_grouped: bool = False):
+        self._operation = operation
+        self._names = names.split()
+        self._is_grouped = is_grouped
 
-
-class HorovodGroupedAllreduce:
-    """`grouped_allreduce`; the tensors come last."""
-
-    @staticmethod
-    def apply(
-        average: bool | None,
-        name: str | None,
-        op: Any,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: Any,
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        how: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        return tuple(ops.grouped_allreduce(tensors, average, name, op=op, process_set=process_set, **how))
+    def apply(self, *arguments: Any) -> Any:
+        if not self._is_grouped:
+            return self._operation(**dict(zip(self._names, arguments, strict=True)))
+        count = len(self._names)
+        settings = dict(zip(self._names, arguments[:count], strict=True))
+        return tuple(self._operation(arguments[count:], **settings))
 
 
-class HorovodAllgather:
-    """`allgather`."""
-
-    @staticmethod
-    def apply(tensor: torch.Tensor, name: str | None, process_set: Any) -> torch.Tensor:
-        return ops.allgather(tensor, name, process_set)
-
-
-class HorovodGroupedAllgather:
-    """`grouped_allgather`; the tensors come last."""
-
-    @staticmethod
-    def apply(name: str | None, process_set: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(ops.grouped_allgather(tensors, name, process_set))
-
-
-class HorovodBroadcast:
-    """`broadcast`."""
-
-    @staticmethod
-    def apply(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: Any) -> torch.Tensor:
-        return ops.broadcast(tensor, root_rank, name, process_set)
-
-
-class HorovodAlltoall:
-    """`alltoall`."""
-
-    @staticmethod
-    def apply(tensor: torch.Tensor, splits: Any, name: str | None, process_set: Any) -> Any:
-        return ops.alltoall(tensor, splits, name, process_set)
-
-
-class HorovodReducescatter:
-    """`reducescatter`."""
-
-    @staticmethod
-    def apply(
-        tensor: torch.Tensor,
-        name: str | None,
-        op: Any,
-        process_set: Any,
-        prescale_factor: float,
-        postscale_factor: float,
-    ) -> torch.Tensor:
-        how: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        return ops.reducescatter(tensor, name=name, op=op, process_set=process_set, **how)
-
-
-class HorovodGroupedReducescatter:
-    """`grouped_reducescatter`; the tensors come last."""
-
-    @staticmethod
-    def apply(
-        name: str | None,
-        op: Any,
-        process_set: Any,
-        prescale_factor: float,
-        postscale_factor: float,
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        how: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        return tuple(ops.grouped_reducescatter(tensors, name=name, op=op, process_set=process_set, **how))
+_REDUCTION = "average name op prescale_factor postscale_factor process_set"
+HorovodAllreduce = _Function(ops.allreduce, f"tensor {_REDUCTION}")
+HorovodGroupedAllreduce = _Function(ops.grouped_allreduce, _REDUCTION, is_grouped=True)
+HorovodAllgather = _Function(ops.allgather, "tensor name process_set")
+HorovodGroupedAllgather = _Function(ops.grouped_allgather, "name process_set", is_grouped=True)
+HorovodBroadcast = _Function(ops.broadcast, "tensor root_rank name process_set")
+HorovodAlltoall = _Function(ops.alltoall, "tensor splits name process_set")
+_SCATTER = "name op process_set prescale_factor postscale_factor"
+HorovodReducescatter = _Function(ops.reducescatter, f"tensor {_SCATTER}")
+HorovodGroupedReducescatter = _Function(ops.grouped_reducescatter, _SCATTER, is_grouped=True)
 
 
 def __getattr__(name: str) -> Any:
