@@ -13,7 +13,7 @@ import importlib
 import typing
 import warnings
 
-from ringtrain.job import before_init as _before_init
+from ringtrain.job import lifecycle as _lifecycle
 from ringtrain.runner import installed as _copies
 from ringtrain.version import __version__ as __version__
 
@@ -161,4 +161,4 @@ def __dir__() -> list[str]:
 
 
 _copies.explain_missing_core()
-_before_init.load_with(_load)
+_lifecycle.load_with(_load)

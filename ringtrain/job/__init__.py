@@ -8,6 +8,6 @@ elastic_client  the side of this process in an elastic job: joins a generation a
 sockets         jobs whose ranks talk over TCP; rendezvous/: where they meet
 mpi             what the core must know of MPI; libmpi: which MPI library mpi4py uses
 engine_process  a process of another engine, such as a worker of Dask, that is a rank for one call
-before_init     what init() loads before it begins
+lifecycle       what init() and shutdown() do, in order
 host, gpus      the CPUs and addresses of this host, and the GPU of this rank
 """

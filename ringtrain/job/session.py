@@ -20,7 +20,8 @@ from ringtrain.engine.process_sets import (
     set_world,
 )
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
-from ringtrain.job import before_init, elastic_client, gpus, launched_by, mpi, network
+from ringtrain.job import elastic_client, gpus, launched_by, lifecycle, mpi, network
+from ringtrain.job.lifecycle import at_init as at_init, at_shutdown as at_shutdown
 from ringtrain.job.rendezvous import claim
 from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
@@ -50,8 +51,6 @@ _world: World | None = None
 _asked: _Asked | None = None
 _variables_are_named = False
 _set_aside: Callable[[int, dict[str, str]], list[int]] | None = None
-_beginnings: list[Callable[[dict[str, str]], None]] = []
-_endings: list[Callable[[], None]] = []
 
 
 def set_servers_aside_with(set_aside: Callable[[int, dict[str, str]], list[int]]) -> None:
@@ -61,16 +60,6 @@ def set_servers_aside_with(set_aside: Callable[[int, dict[str, str]], list[int]]
     """
     global _set_aside
     _set_aside = set_aside
-
-
-def at_init(begin: Callable[[dict[str, str]], None]) -> None:
-    """Registers a function of a higher floor, called at the end of init(), on all ranks, with the options."""
-    _beginnings.append(begin)
-
-
-def at_shutdown(end: Callable[[], None]) -> None:
-    """Registers a function of a higher floor, called at the beginning of shutdown(), while operations still work."""
-    _endings.append(end)
 
 
 def init(
@@ -104,7 +93,7 @@ def init(
             process sets before the second one; another init() with `process_sets` or `comm` begins anew.
     """
     _core.require_not_forked()
-    before_init.load_all()
+    lifecycle.load_all()
     if _asked is not None and _core.is_initialized():
         if not _is_anew(_asked, comm, process_sets):
             _require_same(_asked, comm, process_sets, dict(keywords))
@@ -168,8 +157,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         raise
     try:
         _serve_metrics(settings, world.rank)
-        for begin in _beginnings:
-            begin(settings)
+        lifecycle.begin_all(settings)
         _name_what_has_no_effect(world.rank)
     except BaseException as error:
         if elastic_client.is_elastic() and isinstance(error, _LOST):
@@ -298,8 +286,7 @@ def shutdown() -> None:
     """
     global _world, _asked
     if _core.is_initialized():
-        for end in _endings:
-            end()
+        lifecycle.end_all()
     metrics.stop_serving()
     flight_recorder.stop()
     report_failures_to(None)
