@@ -14,7 +14,7 @@ examples:
   python -m ringtrain.bench allreduce -np 2
   python -m ringtrain.bench allreduce -np 2 --dtype float16 --min-bytes 32M --max-bytes 32M
   python -m ringtrain.bench step -np 2 --launches 3 --only near --json step.json --plot step.png
-  python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
+  python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option fusion_threshold_mb=16
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
   python -m ringtrain.bench c10d -np 2 --sizes 4,32M --trainings ddp
   python -m ringtrain.bench scaling --plot scaling.png

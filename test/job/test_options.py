@@ -15,6 +15,13 @@ def test_the_document_is_current():
     assert table.markdown() in DOCUMENT.read_text(), "run `make docs`"
 
 
+@pytest.mark.parametrize(("name", "value"), [("kv_outbox_mb", "8"), ("simd", "scalar")])
+def test_options_of_developers_are_not_on_the_page_and_can_be_set(name, value):
+    assert f"`{name}`" not in DOCUMENT.read_text()
+    assert table.resolve({name: value}, {})[name] == value
+    assert table.resolve({}, {table.environment_name(name): value})[name] == value
+
+
 def test_every_default_is_allowed():
     resolved = table.resolve({}, environ={})
     assert set(resolved) == {option.name for option in table.TABLE}
