@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,26 +119,20 @@ def some_elements(tensors: Sequence[torch.Tensor]) -> bytes:
     return torch.cat(parts).numpy().tobytes() if parts else b""
 
 
-def content_of(tree: Any) -> bytes:
-    """Returns bytes that depend on all elements of the tensors in a state, and on its numbers.
+def content_of_leaf(leaf: Any) -> bytes:
+    """Returns bytes that depend on all elements of a tensor or an array in a state, or on a number.
 
     Of a tensor on a GPU this is the shape alone, since reading it would wait for the GPU; also of one that has others
     in it, such as a DTensor.
     """
-    if isinstance(tree, Mapping):
-        keys = sorted((key for key in tree if isinstance(key, (str, int))), key=str)
-        parts = [f"{key}:".encode() + content_of(tree[key]) for key in keys]
-    elif isinstance(tree, (list, tuple)):
-        parts = [content_of(one) for one in tree]
-    elif torch.is_tensor(tree):
-        parts = [f"{tree.dtype} {tuple(tree.shape)}".encode()]
-        is_plain = tree.layout is torch.strided and not tree.is_quantized and not hasattr(tree, "__tensor_flatten__")
-        if is_plain and tree.is_cpu:
-            plain = tree.detach().resolve_conj().resolve_neg().reshape(-1)
-            parts.append(b"%d" % digest_of(plain.view(torch.uint8)))
-    else:
-        parts = [all_elements([tree]) if isinstance(tree, np.ndarray) else bytes_of_number(tree)]
-    return b"".join([*parts, b";"])
+    if not torch.is_tensor(leaf):
+        return all_elements([leaf]) if isinstance(leaf, np.ndarray) else bytes_of_number(leaf)
+    content = f"{leaf.dtype} {tuple(leaf.shape)}".encode()
+    is_plain = leaf.layout is torch.strided and not leaf.is_quantized and not hasattr(leaf, "__tensor_flatten__")
+    if not is_plain or not leaf.is_cpu:
+        return content
+    plain = leaf.detach().resolve_conj().resolve_neg().reshape(-1)
+    return content + b"%d" % digest_of(plain.view(torch.uint8))
 
 
 def digest_of_all(tensors: Sequence[torch.Tensor]) -> int:

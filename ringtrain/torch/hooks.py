@@ -19,7 +19,7 @@ from ringtrain.torch.gradients import (
     Gradient,
     LeftGradients,
     as_real,
-    content_of,
+    content_of_leaf,
     digest_of_all,
     in_memory_order,
     some_elements,
@@ -29,7 +29,7 @@ from ringtrain.torch.ops import SparseHandle, agree_on_sparse, empty_sparse, spa
 from ringtrain.torch.wrapped import Groups, ParameterNames, groups_of
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.replicas import FiniteCheck, Start, StartCheck, check_replicas
-from ringtrain.training.update_check import UpdateCheck, are_equal, equality_terms, numbers_among
+from ringtrain.training.update_check import UpdateCheck, are_equal, content_of, equality_terms, numbers_among
 
 # The hook of each parameter, and the reduction that it calls: of the optimizer that was made last for it.
 _hooks = WeakIdKeyDictionary()
@@ -515,9 +515,9 @@ class GradientHooks:
     def _content_of_state(self) -> bytes:
         """Returns bytes that depend on the whole state of the optimizer: that of its parameters, then all else."""
         parameters = self._names.of(self._param_groups)
-        parts = [content_of(self._state.get(parameter, {})) for parameter in parameters]
+        parts = [content_of(self._state.get(parameter, {}), content_of_leaf) for parameter in parameters]
         others = {key: value for key, value in self._state.items() if not torch.is_tensor(key)}
-        return b"".join([*parts, content_of(others)])
+        return b"".join([*parts, content_of(others, content_of_leaf)])
 
     def _start(self) -> Start:
         """Before the first update, and before the first gradient is an average."""
@@ -526,7 +526,7 @@ class GradientHooks:
         is_default_lr = self._default_lr and all(lr == self._default_lr[0] for lr in chosen)
         return Start(
             names=[gradient.name for gradient in self._gradients.values()],
-            parameters=b"".join(map(content_of, self._names.of(self._param_groups))),  # frozen ones as well
+            parameters=content_of([*self._names.of(self._param_groups)], content_of_leaf),  # frozen ones as well
             gradients=of_gradients if any(of_gradients) else b"",
             unused=[gradient.name for parameter, gradient in self._gradients.items() if parameter.grad is None],
             default_lr=self._default_lr if is_default_lr else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from ringtrain.training.replicas import (
     default_lr_of,
     some_elements,
 )
-from ringtrain.training.update_check import UpdateCheck, bytes_of_number, numbers_among
+from ringtrain.training.update_check import UpdateCheck, bytes_of_number, content_of, numbers_among
 
 
 class _Accumulator:
@@ -277,9 +277,8 @@ class DistributedOptimizer:
         state_dict = getattr(self._optimizer, "state_dict", None)
         if state_dict is None:
             return b""
-        return b"".join(
-            some for name, part in state_dict().items() if name != "hyperparameters" for some in _content_of(part)
-        )
+        parts = (part for name, part in state_dict().items() if name != "hyperparameters")
+        return b"".join(content_of(part, _content_of_leaf) for part in parts)
 
     def _have_same_start(self, names: Sequence[str], params: Sequence[Any], gradients: Sequence[Any]) -> bool:
         """Before the first update, and before the first gradient is an average."""
@@ -335,18 +334,8 @@ class _StateWithPowerSGD:
         self._optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "powersgd"})
 
 
-def _content_of(tree: Any) -> Iterator[bytes]:
-    """Yields bytes that depend on all elements of the arrays in a state, and on its numbers."""
-    if isinstance(tree, Mapping):
-        for key in sorted(tree, key=str):
-            yield f"{key}:".encode()
-            yield from _content_of(tree[key])
-    elif isinstance(tree, (list, tuple)):
-        for one in tree:
-            yield from _content_of(one)
-    else:
-        yield all_elements([tree]) if hasattr(tree, "shape") else bytes_of_number(tree)
-    yield b";"
+def _content_of_leaf(leaf: Any) -> bytes:
+    return all_elements([leaf]) if hasattr(leaf, "shape") else bytes_of_number(leaf)
 
 
 _STATE_METHODS = ("state_dict", "replicated_state_dict", "load_state_dict")

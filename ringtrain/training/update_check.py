@@ -183,6 +183,18 @@ def numbers_among(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def content_of(tree: Any, content_of_leaf: Callable[[Any], bytes]) -> bytes:
+    """Returns bytes that depend on all leaves of a state, in the order of their keys. Keys are numbers or texts."""
+    if isinstance(tree, Mapping):
+        keys = sorted((key for key in tree if isinstance(key, (str, int))), key=str)
+        parts = [f"{key}:".encode() + content_of(tree[key], content_of_leaf) for key in keys]
+    elif isinstance(tree, (list, tuple)):
+        parts = [content_of(one, content_of_leaf) for one in tree]
+    else:
+        parts = [content_of_leaf(tree)]
+    return b"".join([*parts, b";"])
+
+
 def bytes_of_number(value: Any) -> bytes:
     """Returns a number or None as bytes, and nothing for other objects: their text may have an address in it."""
     return repr(_number_in(value)).encode() if value is None or isinstance(value, (bool, int, float)) else b""
