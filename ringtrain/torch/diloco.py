@@ -44,16 +44,8 @@ def DiLoCo(
         every: inner steps between two synchronisations of a parameter.
         named_parameters: such as model.named_parameters(), the same on all ranks; None names them by their
             places.
-        outer: an optimizer of ringtrain.optim for the outer parameters; None is SGD(lr=0.7, momentum=0.9,
-            nesterov=True), as in the paper.
         fragments: synchronise the model in so many parts, one after the other; or lists of the parameters of each part.
-        overlap: inner steps that go on while a fragment is under way, 0 to every - 1.
-        mixing: the share of the own parameters that stays when a fragment arrives, in [0, 1); None is 0 without
-            overlap and 0.5 with it.
-        compression: how differences travel: Compression.none, fp16, bf16, int8 or int4. The rounding error is added to
-            the next difference.
-        islands: ranks that average the gradients of each step, and send one difference together: "host", "rank" (no
-            averages), "links" (hosts with similar links, measured), lists of ranks, or a function that returns these.
+        outer, overlap, mixing, compression, islands: as for `ringtrain.DiLoCo`.
 
     Raises:
         NotInitializedError: before init().
