@@ -70,17 +70,6 @@ def levels_of_tree(hosts: int) -> int:
     return levels
 
 
-def messages_of_round(hosts: int) -> int:
-    """Sent and received by the rank that has most of them, when all operations are known."""
-
-    def of(rank: int) -> int:
-        first = _CHILDREN * rank + 1
-        children = max(0, min(hosts, first + _CHILDREN) - first)
-        return 2 * (children + (rank > 0))
-
-    return max(of(0), of(1)) if hosts > 1 else 0
-
-
 def round_s(cluster: Cluster) -> float:
     """The ranks agree on what to do next: up the tree and down again."""
     return 2 * levels_of_tree(cluster.hosts) * cluster.latency_s

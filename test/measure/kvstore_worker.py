@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import json
 import sys
 import time
@@ -82,21 +81,53 @@ class OwnStore:
         self._store.barrier()
 
 
+class PsLiteStore:
+    """The store of ps-lite."""
+
+    def __init__(self, kind: str) -> None:
+        import mxnet  # reads the variables
+
+        self._mxnet = mxnet
+        self._store = mxnet.kv.create(kind)
+        self._store.set_optimizer(mxnet.optimizer.create("sgd", **SGD))
+        self.rank: int = self._store.rank
+        self.num_workers: int = self._store.num_workers
+
+    def init(self, arrays: Sequence[Array]) -> None:
+        self._gradients = [self._mxnet.nd.ones(one.shape) for one in arrays]
+        self._weights = [self._mxnet.nd.array(one) for one in arrays]
+        for key, weight in enumerate(self._weights):
+            self._store.init(key, weight)
+
+    def round(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            self._store.push(key, self._gradients[key], priority=-key)
+        for key in keys:
+            self._store.pull(key, out=self._weights[key], priority=-key)
+        for key in keys:
+            self._weights[key].wait_to_read()
+
+    def ways(self, keys: Sequence[int]) -> dict[str, Callable[[], None]]:
+        return {"push, pull": lambda: self.round(keys)}
+
+    def barrier(self) -> None:
+        self._store._barrier()
+
+
+_PEERS: dict[str, Callable[[str], Store]] = {"ps_lite": PsLiteStore}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A worker that is measured.", allow_abbrev=False)
     parser.add_argument("part", choices=tuple(_PARTS))
-    parser.add_argument("--peer", metavar="MODULE", help="of ringtrain.bench.peers, in place of ringtrain")
+    parser.add_argument("--peer", choices=tuple(_PEERS), help="in place of ringtrain")
     parser.add_argument("--type", default="dist_async")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--sizes", default="")
     parser.add_argument("--hot-bytes", type=int, default=8 << 20)
     arguments = parser.parse_args()
-    make: Callable[[str], Store] = (
-        OwnStore
-        if arguments.peer is None
-        else importlib.import_module(f"ringtrain.bench.peers.{arguments.peer}").UpdatedStore
-    )
+    make = OwnStore if arguments.peer is None else _PEERS[arguments.peer]
     _PARTS[arguments.part](make(arguments.type), arguments)
 
 

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ringtrain.bench.models import SGD
 from ringtrain.bench.peers import CannotTakePart
 from ringtrain.bench.ranks import Job, address_of_rank_0
 from ringtrain.bench.rounds import Array, Competitor, Distribution
@@ -132,36 +131,3 @@ class _Exchange:
         for one in self._values:
             one.wait_to_read()
         return self._values
-
-
-class UpdatedStore:
-    """For a worker of a job whose servers are started elsewhere: weights under SGD with momentum."""
-
-    def __init__(self, kind: str) -> None:
-        import mxnet  # reads the variables
-
-        self._mxnet = mxnet
-        self._store = mxnet.kv.create(kind)
-        self._store.set_optimizer(mxnet.optimizer.create("sgd", **SGD))
-        self.rank: int = self._store.rank
-        self.num_workers: int = self._store.num_workers
-
-    def init(self, arrays: Sequence[Array]) -> None:
-        self._gradients = [self._mxnet.nd.ones(one.shape) for one in arrays]
-        self._weights = [self._mxnet.nd.array(one) for one in arrays]
-        for key, weight in enumerate(self._weights):
-            self._store.init(key, weight)
-
-    def round(self, keys: Sequence[int]) -> None:
-        for key in keys:
-            self._store.push(key, self._gradients[key], priority=-key)
-        for key in keys:
-            self._store.pull(key, out=self._weights[key], priority=-key)
-        for key in keys:
-            self._weights[key].wait_to_read()
-
-    def ways(self, keys: Sequence[int]) -> dict[str, Callable[[], None]]:
-        return {"push, pull": lambda: self.round(keys)}
-
-    def barrier(self) -> None:
-        self._store._barrier()
