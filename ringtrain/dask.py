@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import pickle
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +17,7 @@ import distributed
 from distributed.client import futures_of
 from distributed.comm import get_address_host
 
-from ringtrain.errors import PeerLostError, RingtrainError, StalledError
+from ringtrain.errors import PeerLostError, StalledError
 from ringtrain.job import engine_process
 from ringtrain.pickling import pickler
 from ringtrain.runner.function import check_args, check_env, check_function, check_num_proc, check_start_timeout
@@ -249,7 +248,8 @@ class _Job:
             if waiting:
                 self._client.cancel(list(waiting.values()), force=True)
         if failures:
-            raise _first_of(failures, workers)
+            rank, error = engine_process.first_failure(failures)
+            raise engine_process.with_note(error, f"on rank {rank}, the Dask worker {workers[rank].address}")
         return list(self._client.gather(futures))
 
     def _lost(self, waiting: Iterable[int], workers: list[_Worker]) -> list[int]:
@@ -298,11 +298,3 @@ def _in_words(failures: list[tuple[int, BaseException]], lost: list[int], worker
         return f"rank {lost[0]} is lost: the Dask worker {workers[lost[0]].address} has died"
     rank, error = failures[0]
     return f"rank {rank} has failed: {type(error).__name__}: {error}"
-
-
-def _first_of(failures: list[tuple[int, BaseException]], workers: list[_Worker]) -> BaseException:
-    """The exception that is not a consequence of another rank's, with a note that names the rank."""
-    rank, error = next((one for one in failures if not isinstance(one[1], RingtrainError)), failures[0])
-    if sys.version_info >= (3, 11):
-        error.add_note(f"ringtrain: on rank {rank}, the Dask worker {workers[rank].address}")
-    return error

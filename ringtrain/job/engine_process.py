@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 from ringtrain import failure
 from ringtrain.errors import RingtrainError
@@ -21,6 +22,8 @@ from ringtrain.job.rendezvous.secret import FILE_VARIABLE
 from ringtrain.job.rendezvous.server import Server
 from ringtrain.job.sockets import PLACE_VARIABLE
 from ringtrain.job.world import node_name
+
+Error = TypeVar("Error", bound=BaseException)
 
 _meetings: dict[int, Server] = {}  # by port
 _is_rank = threading.Lock()
@@ -101,6 +104,18 @@ def call_as_rank(
             return _call(variables["RINGTRAIN_RANK"], function, args, kwargs)
     finally:
         _is_rank.release()
+
+
+def first_failure(failures: Sequence[tuple[int, Error]]) -> tuple[int, Error]:
+    """Returns the first of these that is no consequence of another rank's failure; if all are, the first one."""
+    return next((one for one in failures if not isinstance(one[1], RingtrainError)), failures[0])
+
+
+def with_note(error: Error, place: str) -> Error:
+    """Returns the exception of a rank with a note that names the rank, where this Python has notes."""
+    if sys.version_info >= (3, 11):
+        error.add_note(f"ringtrain: {place}")
+    return error
 
 
 def give_up(reason: str) -> None:

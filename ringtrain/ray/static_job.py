@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ringtrain.errors import PeerLostError, RingtrainError
+from ringtrain.errors import PeerLostError
 from ringtrain.job import engine_process
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.server import Server
@@ -221,14 +220,12 @@ def _in_words(rank: int, error: Exception) -> str:
 
 def _first_of(failures: list[tuple[int, Exception]]) -> Exception:
     """The exception that is not a consequence of another rank's, with a note that names the rank."""
-    rank, error = next((one for one in failures if not isinstance(one[1], RingtrainError)), failures[0])
+    rank, error = engine_process.first_failure(failures)
     if isinstance(error, RayActorError):
         lost = PeerLostError(_in_words(rank, error))
         lost.__cause__ = error
         return lost
-    if sys.version_info >= (3, 11):
-        error.add_note(f"ringtrain: on rank {rank}")
-    return error
+    return engine_process.with_note(error, f"on rank {rank}")
 
 
 def _horovods(of_rank: Mapping[str, str], nodes: Sequence[str]) -> dict[str, str]:

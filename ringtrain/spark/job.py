@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pyspark import RDD, SparkContext
 
-from ringtrain.errors import PeerLostError, RingtrainError, StalledError
+from ringtrain.errors import PeerLostError, StalledError
 from ringtrain.job import engine_process
 from ringtrain.job.rendezvous.listener import Hub, Line, bound
 from ringtrain.job.rendezvous.protocol import MOST_BYTES
@@ -260,12 +260,9 @@ class Job:
         of_spark = None if self._ended is None else self._ended.error
         if not self._failures:
             return error_of_spark(self._asked.name, of_spark)
-        own = [one for one in self._failures if not isinstance(one[1], RingtrainError)]
-        partition, error = (own or self._failures)[0]
+        partition, error = engine_process.first_failure(self._failures)
         error.__cause__ = error.__cause__ or of_spark
-        if sys.version_info >= (3, 11):
-            error.add_note(f"ringtrain: {self._name(partition)}, {self._tasks[partition].process}")
-        return error
+        return engine_process.with_note(error, f"{self._name(partition)}, {self._tasks[partition].process}")
 
     def _in_words(self) -> str:
         partition, error = self._failures[0]
