@@ -295,26 +295,18 @@ class Names(NamedTuple):
     cooldown_s: str
 
 
-FLAGS = Names(
-    "-np",
-    "--min-np",
-    "--max-np",
-    "--slots-per-host",
-    "--host-discovery-script",
-    "--elastic-timeout",
-    "--reset-limit",
-    "--blacklist-cooldown-range",
+# The flag of ringrun and the argument of `ringtrain.run`, in the order of `Asked`.
+_CALLED = (
+    ("-np", "num_proc"),
+    ("--min-np", "min_num_proc"),
+    ("--max-np", "max_num_proc"),
+    ("--slots-per-host", "slots"),
+    ("--host-discovery-script", "host_discovery_script"),
+    ("--elastic-timeout", "elastic_timeout"),
+    ("--reset-limit", "reset_limit"),
+    ("--blacklist-cooldown-range", "cooldown_range"),
 )
-ARGUMENTS = Names(
-    "num_proc",
-    "min_num_proc",
-    "max_num_proc",
-    "slots",
-    "host_discovery_script",
-    "elastic_timeout",
-    "reset_limit",
-    "cooldown_range",
-)
+FLAGS, ARGUMENTS = (Names(*names) for names in zip(*_CALLED, strict=True))
 
 
 class ElasticJob(NamedTuple):
