@@ -76,9 +76,8 @@ def allreduce_(
     weight: float | None = None,
 ) -> NDArray:
     """As `allreduce`, in place; returns the tensor itself. Mirrors `horovod.mxnet.allreduce_`."""
-    return _reduce_in_place(
-        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
-    )[0]
+    how = average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
+    return _reduce([tensor], *how, in_place=True)[0]
 
 
 @raises_mxnet_errors
@@ -112,9 +111,8 @@ def grouped_allreduce_(
     weight: float | None = None,
 ) -> list[NDArray]:
     """As `grouped_allreduce`, in place. Each of the tensors has memory of its own."""
-    return _reduce_in_place(
-        list(tensors), average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
-    )
+    how = average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
+    return _reduce(list(tensors), *how, in_place=True)
 
 
 def _reduce(
@@ -127,45 +125,22 @@ def _reduce(
     process_set: ProcessSet,
     op: ReduceOp | None,
     weight: float | None,
+    in_place: bool = False,
 ) -> list[NDArray]:
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, Compression.none, weight)
     if not tensors:
         return []
     if not takes(tensors):
-        return ops.grouped_allreduce(
-            *(tensors, None, name, Compression.none, reduction.op, prescale_factor, postscale_factor, process_set),
-            weight=weight,
-        )
+        how = reduction.op, prescale_factor, postscale_factor, process_set
+        if in_place:
+            return ops.grouped_allreduce_(tensors, None, name, *how, priority=priority, weight=weight)
+        return ops.grouped_allreduce(tensors, None, name, Compression.none, *how, weight=weight)
     _check_dtypes(tensors, reduction)
-    outputs = [empty_like(tensor) for tensor in tensors]
-    push(OpKind.ALLREDUCE, tensors, outputs, name, process_set, priority, reduction)
+    if in_place:
+        _require_distinct(tensors)
+    outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
+    push(OpKind.ALLREDUCE, () if in_place else tensors, outputs, name, process_set, priority, reduction)
     return outputs
-
-
-def _reduce_in_place(
-    tensors: list[NDArray],
-    average: bool | None,
-    name: str | None,
-    priority: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    op: ReduceOp | None,
-    weight: float | None,
-) -> list[NDArray]:
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, Compression.none, weight)
-    if not tensors:
-        return []
-    if not takes(tensors):
-        return ops.grouped_allreduce_(
-            *(tensors, None, name, reduction.op, prescale_factor, postscale_factor, process_set),
-            priority=priority,
-            weight=weight,
-        )
-    _check_dtypes(tensors, reduction)
-    _require_distinct(tensors)
-    push(OpKind.ALLREDUCE, (), tensors, name, process_set, priority, reduction)
-    return tensors
 
 
 def _check_dtypes(tensors: Sequence[NDArray], reduction: Reduction) -> None:
