@@ -150,11 +150,12 @@ def sentences(environ: Mapping[str, str]) -> list[str]:
 
 
 def markdown() -> str:
-    """The table as docs/migrating.md has it."""
-    lines = ["| Horovod's variable | here |", "| --- | --- |"]
+    """The table as docs/migrating.md has it; variables of one meaning share a row."""
+    names: dict[str, list[str]] = {}
     for one in TABLE:
-        lines.append(f"| `{one.name}` | {one.meaning if one.has_effect else f'no effect: {one.meaning}'} |")
-    return "\n".join(lines) + "\n"
+        names.setdefault(one.meaning if one.has_effect else f"no effect: {one.meaning}", []).append(f"`{one.name}`")
+    rows = [f"| {', '.join(those)} | {here} |" for here, those in names.items()]
+    return "\n".join(["| Horovod's variable | here |", "| --- | --- |", *rows]) + "\n"
 
 
 if __name__ == "__main__":

@@ -228,13 +228,16 @@ def _is_as_wanted(flag: Flag, given: Given) -> bool:
 
 
 def markdown() -> str:
-    """The table as docs/migrating.md has it."""
-    lines = ["| `horovodrun` | in its file | `horovod.run` | here |", "| --- | --- | --- | --- |"]
+    """The table as docs/migrating.md has it; flags of one meaning share a row."""
+    flags: dict[str, list[Flag]] = {}
     for flag in TABLE:
         before = "; " if flag.state is State.SAME else ": "
-        here = before.join(filter(None, (flag.state.value, flag.meaning)))
-        names = (*flag.names, *flag.off)
-        lines.append(f"| {_code(names)} | {_code([flag.key])} | {_code(flag.arguments)} | {here} |")
+        flags.setdefault(before.join(filter(None, (flag.state.value, flag.meaning))), []).append(flag)
+    lines = ["| `horovodrun` | in its file | `horovod.run` | here |", "| --- | --- | --- | --- |"]
+    for here, those in flags.items():
+        names = [name for flag in those for name in (*flag.names, *flag.off)]
+        arguments = [argument for flag in those for argument in flag.arguments]
+        lines.append(f"| {_code(names)} | {_code(flag.key for flag in those)} | {_code(arguments)} | {here} |")
     return "\n".join(lines) + "\n"
 
 
