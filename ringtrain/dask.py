@@ -219,7 +219,7 @@ class _Job:
         return known
 
     def _results(self, futures: list[Any], workers: list[_Worker], port: int) -> list[Any]:
-        """Of all ranks, or the exception of the one that failed first."""
+        """Returns the results of all ranks, or raises the exception of the one that failed first."""
         failures: list[tuple[int, BaseException]] = []
         end, reason = None, ""
         waiting = dict(enumerate(futures))

@@ -77,7 +77,7 @@ def read_folder(folder: Path) -> list[Flight]:
 
 
 def of_last_job(flights: Sequence[Flight]) -> tuple[list[Flight], list[Flight]]:
-    """Those of the job that has written last, and those that an earlier one has left in the same folder."""
+    """Separates the flights of the job that has written last from those of earlier ones in the same folder."""
     job = max(flights, key=lambda flight: flight.written_s).job
     return [flight for flight in flights if flight.job == job], [flight for flight in flights if flight.job != job]
 

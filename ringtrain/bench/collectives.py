@@ -27,7 +27,7 @@ _MOST_ITERATIONS = 100
 
 
 def _usual_share(ranks: int) -> float:
-    """Of what each rank has, all but its own part."""
+    """Returns the share that each rank sends: all but its own part."""
     return (ranks - 1) / ranks
 
 

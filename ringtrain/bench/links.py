@@ -106,7 +106,7 @@ def _allreduce(size: int) -> None:
 
 
 def _allgather(firsts: set[int], size: int) -> None:
-    """Of one message of each host, as the codes of DiLoCo are."""
+    """Gathers one message of each host, as the codes of DiLoCo are."""
     hvd.allgather(np.zeros((int(hvd.rank() in firsts), size), np.uint8), name="links.allgather")
 
 

@@ -36,7 +36,7 @@ class Session:
         self._network: str | None = None
 
     def init(self, **options: str) -> None:
-        """With the options of the command line and these, which go first, on the first network that is asked for."""
+        """Initialises with the options of the command line and these, which beat them, on the first network."""
         self._options = {**dict(self.arguments.option), **options}
         if self.arguments.network:
             self._network = self.arguments.network[0]

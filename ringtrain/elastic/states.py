@@ -35,7 +35,7 @@ def newest_rank(commits: int) -> tuple[int, int]:
 
 
 def differing(digests: Sequence[int], name: str) -> list[bool]:
-    """Of each number whether the ranks have different ones. All ranks call it together, with as many numbers."""
+    """Says of each number whether the ranks have different ones. All ranks call it together, with as many numbers."""
     own = np.array(digests, np.int64)
     # the smallest is the complement of the largest complement
     largest = ops.allreduce(np.concatenate([own, ~own]), op=ops.Max, name=f"elastic.{name}")

@@ -49,7 +49,7 @@ class OnGpu(NamedTuple):
 
 
 def on_gpu_of(adapter: Adapter, array: Any, view: View) -> OnGpu | None:
-    """Of an operation on an array with this view. None in the host's memory."""
+    """Returns the GPU of an operation on an array with this view; None in the memory of the host."""
     return OnGpu(view[3], functools.partial(adapter.stream, array)) if len(view) == 5 else None
 
 
@@ -160,7 +160,7 @@ def keep_until(is_over: Callable[[], bool], arrays: Any) -> None:
 
 
 def current_point(adapter: Adapter, array: Any) -> _core.GpuPoint | None:
-    """Where the library's current stream is on the array's GPU.
+    """Returns the point of the library's current stream on the array's GPU.
 
     None for an array in the host's memory, or where the stream is unknown.
     """

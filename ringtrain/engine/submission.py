@@ -578,7 +578,7 @@ _Looks = tuple[type, Callable[[Any], View | None] | None, Callable[[], int | Non
 
 
 def _gpu_of(adapter: Adapter, view: View) -> OnGpu | None:
-    """Of what has a view in place, and is not kept."""
+    """Returns the GPU of an array that has a view in place, and is not kept."""
     return OnGpu(view[3], partial(adapter.stream_of_device, view[3])) if len(view) == 5 else None
 
 

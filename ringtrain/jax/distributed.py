@@ -134,7 +134,7 @@ def _await_own_programs() -> None:
 
 
 def _own_address() -> str:
-    """Where JAX's coordinator, in rank 0, may listen."""
+    """Returns the address where JAX's coordinator, in rank 0, may listen."""
     here = (addresses_of(session.settings()["socket_interfaces"]) or [usual_address()])[0]
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]

@@ -143,12 +143,12 @@ class _Program:
         self.operations.append(_Operation(place, []))
 
     def here(self) -> list[_Operation]:
-        """Those beside what is compiled now."""
+        """Returns the operations of the block that is compiled now."""
         block = ir.InsertionPoint.current.block
         return [one for one in self.operations if one.place.block == block]
 
     def places(self) -> list[Place]:
-        """Of what is here, from the last loop or condition on, which comes after all before it."""
+        """Returns the places of this block from its last loop or condition on, which follows all before it."""
         here = self.here()
         last = max((number for number, one in enumerate(here) if not one.tickets), default=0)
         return [one.place for one in here[last:]]

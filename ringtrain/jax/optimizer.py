@@ -205,7 +205,7 @@ def _with_power_sgd(
 
 
 def _taking_weight(optimizer: Any) -> Any:
-    """With a class of which optax knows that `update` takes more arguments, if it is one of optax."""
+    """Returns an optimizer of optax with a class whose `update` takes more arguments; others as they are."""
     optax = sys.modules.get("optax")
     if optax is not None and isinstance(optimizer, optax.GradientTransformation):
         return optax.GradientTransformationExtraArgs(*optimizer)

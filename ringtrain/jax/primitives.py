@@ -34,7 +34,7 @@ class Names(NamedTuple):
     parts: tuple[str, ...]
 
     def of_gradients(self, places: Sequence[int] | None = None) -> Names:
-        """Those of the gradients, or of some of them."""
+        """Returns the names of the gradients, or of some of them."""
         parts = self.parts if places is None else tuple(self.parts[place] for place in places)
         return Names(part_of(self.given, "gradient"), self.place, parts)
 
@@ -395,7 +395,7 @@ def _elementwise(primitive: Primitive) -> Callable[..., Any]:
 
 
 def _of_arrays(dimensions: _Dimensions, how: How) -> list[Any]:
-    """Those of the arrays. Raises TypeError for a weight that differs within the batch."""
+    """Returns the dimensions of the arrays. Raises TypeError for a weight that differs within the batch."""
     of_arrays, of_weight = how.split(dimensions)
     if any(dimension is not None for dimension in of_weight):
         raise TypeError("a weight under vmap is the same for the whole batch; make it outside of the vmap")

@@ -43,7 +43,7 @@ class Typed(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where all that comes before is over: `mark` is an operation of MLIR, which all of it comes before."""
+    """Marks a point of a program: all operations before `mark`, one of MLIR, are over there."""
 
     mark: Any
     block: Any

@@ -96,7 +96,7 @@ def _with_squares(parts: Sequence[Any]) -> jax.Array:
 
 @jax.jit
 def _flags(sums: jax.Array) -> jax.Array:
-    """Of each array, whether the ranks have different numbers."""
+    """Says of each array whether the ranks have different numbers."""
     count, (of_numbers, of_squares) = sums[0], jnp.split(sums[1:], 2)
     return (count * of_squares != of_numbers * of_numbers).astype(jnp.int32)
 

@@ -72,7 +72,7 @@ class Tree(NamedTuple):
 
 
 def _text(key: Any) -> str:
-    """Of a dict's, a list's, a class's or an unknown node's child."""
+    """Returns the text of a child's key: of a dict, a list, a class or an unknown node."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))

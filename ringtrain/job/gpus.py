@@ -114,7 +114,7 @@ def describe_sharing(nodes: Sequence[int], local_ranks: Sequence[int], choices: 
 
 
 def nccl_candidates() -> list[tuple[str, int]]:
-    """Where the packages nvidia-nccl-cu* have put NCCL, and for which major version of CUDA, the newest first.
+    """Returns the paths of NCCL in packages nvidia-nccl-cu*, with their major version of CUDA, the newest first.
 
     Looks for the packages' records and imports nothing: importlib.metadata alone would take longer to import than all
     of this.

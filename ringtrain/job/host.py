@@ -132,7 +132,7 @@ def usual_address() -> str:
 
 
 def address_towards(host: str) -> str:
-    """That of this host from which packets to another one would go. Sends none."""
+    """Returns the address of this host from which packets to another one would be sent. Sends none."""
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with contextlib.closing(socket.socket(family, socket.SOCK_DGRAM)) as sock:
         sock.connect(address)

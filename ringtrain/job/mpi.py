@@ -127,7 +127,7 @@ class InitBarrier:
             self._comm.Recv([_NOTHING, self._byte], rank, _HERE_TAG)
 
     def take_messages(self) -> None:
-        """Of those who come within a moment. After a failure, as MPICH waits in MPI_Finalize for what nobody takes."""
+        """Receives the messages of a moment after a failure: MPICH waits in MPI_Finalize for those that remain."""
         missing = set(self._others) if self._is_first else set()
         deadline = time.monotonic() + _MOMENT_S
         while missing and time.monotonic() < deadline:

@@ -185,14 +185,14 @@ def _serve_metrics(settings: dict[str, str], rank: int) -> None:
 
 
 def _correct_horovods_variables() -> None:
-    """Where ringrun has set them: the ranks of an elastic job change, and a launcher may place ranks freely."""
+    """Corrects those of ringrun: ranks of an elastic job change, and a launcher may place ranks freely."""
     if horovod_variables.is_told_places(os.environ):
         places = (rank(), size()), (local_rank(), local_size()), (cross_rank(), cross_size())
         os.environ.update(horovod_variables.variables_of_place(*places))
 
 
 def _record_flights(world: World, settings: dict[str, str]) -> None:
-    """Of an elastic job, in which failures are nothing special, only where the user asks for them, by generation."""
+    """Records flights; in an elastic job, where failures are normal, only if the user asks, by generation."""
     folder, seat = settings["flight_dir"], elastic_client.seat()
     if seat is not None and folder:
         folder = os.path.join(folder, f"generation-{seat.generation}")
@@ -267,7 +267,7 @@ def _checked_sets(
 
 
 def _fitting(process_sets: Sequence[ProcessSet | Sequence[int]]) -> Sequence[ProcessSet | Sequence[int]]:
-    """Those of whose ranks this generation of an elastic job has all, and more."""
+    """Returns the process sets whose ranks this generation of an elastic job has all, and more."""
     if not elastic_client.is_elastic():
         return process_sets
     ranks = [one.ranks if isinstance(one, ProcessSet) else one for one in process_sets]

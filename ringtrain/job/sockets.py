@@ -178,7 +178,7 @@ class Listeners:
 
 
 def place_of(launch: Launch) -> Place:
-    """Where the ranks of this launch meet.
+    """Returns the place where the ranks of this launch meet.
 
     Raises RuntimeError where nothing says so, and ValueError for what is not a place.
     """
@@ -220,7 +220,7 @@ def secret_of(launch: Launch, place: Place) -> bytes:
 
 
 def named_place() -> Place | None:
-    """That of the environment. Raises ValueError for what is not a place."""
+    """Returns the place that the environment names. Raises ValueError if it is invalid."""
     named = os.environ.get(PLACE_VARIABLE)
     if not named:
         return None

@@ -42,7 +42,7 @@ class Library:
 
 
 class Address(NamedTuple):
-    """Where a rank listens: numbers of IPv4 or IPv6, and a port."""
+    """Says where a rank listens: numbers of IPv4 or IPv6, and a port."""
 
     host: str
     port: int

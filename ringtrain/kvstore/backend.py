@@ -206,7 +206,7 @@ class Backend:
 
 
 class LocalBackend(Backend):
-    """Of one process: sums of its devices' values, in host memory or on a device.
+    """Adds up the values of the devices of one process, in host memory or on a device.
 
     Every operation is complete when its call returns; on a GPU it is in the current stream.
     """

@@ -56,7 +56,7 @@ def broadcast_parameters(
 
 
 def _broadcast_copies(copies: list[Any], root_rank: int, name: str, process_set: ProcessSet) -> None:
-    """Of one parameter, one for each context."""
+    """Broadcasts the copies of one parameter, one for each context."""
     broadcast_(copies[0], root_rank, name=name, process_set=process_set)
     for copy in copies[1:]:
         copies[0].copyto(copy)

@@ -168,7 +168,7 @@ class StaticJob:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def _results(self, references: list[Any]) -> list[Any]:
-        """Of all ranks, or the exception of the one that failed first and not of another one's failure."""
+        """Returns the results of all ranks, or raises the exception of the rank that failed first by itself."""
         waiting = {reference: rank for rank, reference in enumerate(references)}
         failures: list[tuple[int, Exception]] = []
         end = float("inf")

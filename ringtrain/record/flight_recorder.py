@@ -185,7 +185,7 @@ def _write(reason: str) -> Path | None:
 
 
 def _remove_old_folders(parent: Path) -> None:
-    """Those of earlier jobs of this user, except the latest."""
+    """Removes the folders of earlier jobs of this user, except the latest."""
     found = []
     for folder in parent.glob(f"{_FOLDERS}*"):
         with contextlib.suppress(OSError):

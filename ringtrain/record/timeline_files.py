@@ -30,7 +30,7 @@ def is_empty(path: Path) -> TraceError:
 
 
 def part_of(path: Path, rank: int) -> Path:
-    """Where a rank writes while the job runs."""
+    """Names the file of a rank while the job runs."""
     return path if rank == 0 else path.with_name(f"{path.name}.rank-{rank}")
 
 
@@ -39,7 +39,7 @@ FIRST_SERVER = 1 << 20
 
 
 def part_of_server(path: Path, server: int) -> Path:
-    """Where a server of key-value stores writes that is a process of its own."""
+    """Names the file of a server of key-value stores that is a process of its own."""
     return path.with_name(f"{path.name}.server-{server}")
 
 
@@ -177,7 +177,7 @@ def ranks_of(path: Path) -> set[int]:
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """Where to write what shall take the place of `path` at once; what is still there at the end is removed."""
+    """Yields a file beside `path`, to be renamed to it at once; removes it if it still exists at the end."""
     beside = path.with_name(path.name + ".unfinished")
     try:
         yield beside

@@ -171,7 +171,7 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
 
 
 def _num_proc(arguments: argparse.Namespace, hosts: list[Host], allocation: Allocation | None) -> int:
-    """That of a job that is not elastic. Raises UsageError."""
+    """Returns the number of ranks of a job that is not elastic. Raises UsageError."""
     num_proc: int = arguments.num_proc or total_slots(hosts) or int(bool(arguments.check))
     if num_proc == 0:
         raise UsageError("how many ranks? give -np, or hosts with -H or --hostfile")

@@ -442,7 +442,7 @@ def _words(entry: _Entry, switches: Collection[str]) -> Iterator[str]:
 
 
 def _horovods_flag(entry: _Entry) -> horovod_flags.Flag | None:
-    """Of an entry as it stands in horovodrun's file, which has sections and, on top, `controller`."""
+    """Returns the flag of an entry of horovodrun's file, which has sections and, on top, `controller`."""
     if entry.name == "controller":
         flag = horovod_flags.BY_KEY.get(f"controller: {str(entry.value.value).lower()}")
     else:

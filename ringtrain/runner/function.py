@@ -209,17 +209,17 @@ def worker_command(folder: str, executable: str | None = None) -> list[str]:
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    """Where a rank puts the pickled result. In an elastic job it is the number of the process."""
+    """Names the file of a rank's pickled result. In an elastic job `rank` is the number of the process."""
     return folder / f"result.{rank}"
 
 
 def exit_file(folder: Path, rank: int) -> Path:
-    """Where a rank puts the exit code with which the function left it, as by sys.exit()."""
+    """Names the file of the exit code with which the function left its rank, as by sys.exit()."""
     return folder / f"exit.{rank}"
 
 
 def error_file(folder: Path, rank: int) -> Path:
-    """Where a rank puts the pickled exception and the text of its traceback."""
+    """Names the file of a rank's pickled exception and the text of its traceback."""
     return folder / f"error.{rank}"
 
 
@@ -257,7 +257,7 @@ def _results(outcome: Outcome, num_proc: int, folder: Path) -> list[Any]:
 
 
 def _results_of_elastic(outcome: Outcome, folder: Path) -> list[Any]:
-    """Of the processes that were its ranks at the end; of all that have one, where they never met."""
+    """Returns those of the last ranks; if the processes never met, those of all that have one."""
     if outcome.code != 0:
         for failure in outcome.failures:
             if error_file(folder, failure.rank).exists():

@@ -45,7 +45,7 @@ class Flag(NamedTuple):
         return self.state is not State.SAME or bool(self.variable)
 
     def value(self, is_on: bool) -> str:
-        """Of a switch, what the variable gets."""
+        """Returns the value of the variable of a switch."""
         return self.value_if_on if is_on else str(1 - int(self.value_if_on))
 
 

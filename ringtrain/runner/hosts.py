@@ -248,7 +248,7 @@ def detect_allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def _lines_of(variable: str, environ: Mapping[str, str]) -> list[str] | None:
-    """Of the file that the variable names; None where it is not set. Raises UsageError."""
+    """Returns the lines of the file that the variable names; None if it is not set. Raises UsageError."""
     path = environ.get(variable)
     if path is None:
         return None
@@ -315,7 +315,7 @@ def agents_of_launchers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _batch_shell(environment: Mapping[str, str]) -> _BatchShell | None:
-    """That of the job in which this process runs, where it is installed."""
+    """Returns the shell of the batch system in whose job this process runs, if it is installed."""
     for shell in _BATCH_SHELLS:
         if shell.variable in environment and shutil.which(shell.words[0], path=environment.get("PATH")) is not None:
             return shell
@@ -348,7 +348,7 @@ _OF_THIS_HOST = re.compile(
 
 
 def travelling(names: Iterable[str], exported: Collection[str]) -> list[str]:
-    """Those that go to the ranks, in order; what the user has named in `exported` does in any case."""
+    """Returns the names that go to the ranks, in order; those in `exported`, which the user has named, always do."""
     return sorted(
         name for name in names if name in exported or (_GOOD_NAME.fullmatch(name) and not _OF_THIS_HOST.fullmatch(name))
     )

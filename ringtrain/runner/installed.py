@@ -91,7 +91,7 @@ REPLACE_VARIABLE = "RINGTRAIN_REPLACE_HOROVOD"
 
 
 def installed_horovod() -> str | None:
-    """Where a Horovod is that `import horovod` would find without ringtrain, or None. Imports nothing of it."""
+    """Returns where `import horovod` would find a Horovod without ringtrain, or None. Does not import Horovod."""
     spec = _horovod_spec()
     # a folder that merely has this name has no origin
     return None if spec is None else spec.origin

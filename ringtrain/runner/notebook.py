@@ -80,7 +80,7 @@ def run(line: str, cell: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(words: list[str]) -> list[str]:
-    """With commas or spaces between them."""
+    """Splits names at commas and spaces."""
     names = " ".join(words).replace(",", " ").split()
     for name in names:
         if not name.isidentifier():

@@ -332,7 +332,7 @@ class GradientHooks:
         return [grad for parameter in self._gradients if (grad := parameter.grad) is not None]
 
     def _all(self) -> list[Gradient]:
-        """Of this step, also those whose parameters were frozen after backward()."""
+        """Returns the gradients of this step, also those whose parameters were frozen after backward()."""
         return [*self._gradients.values(), *self._frozen]
 
     def _wait(self) -> tuple[int, _Marks]:
@@ -352,7 +352,7 @@ class GradientHooks:
         return contributors, sums
 
     def _are_averages(self, stale: Mapping[Gradient, torch.Tensor | None], sums: _Marks) -> bool:
-        """Where all ranks are idle, gives them back the gradients of the last step, for a step() with them once more.
+        """Gives back the gradients of the last step if all ranks are idle, for a step() with them once more.
 
         These are the same on all ranks, unless the scripts have written others past autograd, as by
         `p.grad.data.copy_()`, which no rank notices alone. Such gradients are averaged.

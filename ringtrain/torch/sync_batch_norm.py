@@ -142,7 +142,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Moments(NamedTuple):
-    """Of the batches of all ranks; the same on all of them."""
+    """Has the moments of the batches of all ranks; the same on all of them."""
 
     values: torch.Tensor  # per channel; float64, without dimensions
     mean: torch.Tensor  # [C], float64

@@ -37,7 +37,7 @@ _numbers: dict[tuple[int, ...], _Numbers] = collections.defaultdict(_Numbers)  #
 
 
 def _begin_anew(process_set: ProcessSet) -> None:
-    """With all ranks of the process set, and so with those of any other if it is the global one."""
+    """Begins anew with all ranks of the process set, and with those of any other if it is the global one."""
     is_of_all = process_set is global_process_set
     for ranks in list(_numbers) if is_of_all else [tuple(process_set.ranks or ())]:
         if ranks in _numbers:

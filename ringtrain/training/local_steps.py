@@ -724,7 +724,7 @@ class LocalSteps:
                 fragment.arriving = _Arriving(int(arriving["due"]), _Transfer.done(mean), None)
 
     def _errors_after(self, state: Mapping[str, Any]) -> list[Array | None]:
-        """Of each fragment the error after loading the state."""
+        """Returns the error of each fragment after loading the state."""
         none: list[Array | None] = [None for _ in self._fragments]
         saved, content = state["errors"], state["fragments"]
         if saved is not None:

@@ -123,7 +123,7 @@ class Logger(ABC):
         self._before, self._begun_s = _counted(), time.perf_counter()
 
     def _figures(self, steps: int) -> dict[str, float]:
-        """Of one step of this rank, on average, since the span has begun."""
+        """Averages over the steps of this rank since the span has begun."""
         return {
             "ringtrain/step_ms": 1e3 * (time.perf_counter() - self._begun_s) / steps,
             "ringtrain/exposed_ms": 1e3 * self._since_begin("exposed_s") / steps,

@@ -270,7 +270,7 @@ class DistributedOptimizer:
         self._update_check.submit(options, is_loaded)
 
     def _states_of_wrapped(self) -> Any:
-        """Those of ringtrain.optim, which load_state_dict() replaces; None of others."""
+        """Returns the states of an optimizer of ringtrain.optim, which load_state_dict() replaces; None for others."""
         return getattr(self._optimizer, "_states", None)
 
     def _content_of_state(self) -> bytes:

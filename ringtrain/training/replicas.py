@@ -143,7 +143,7 @@ class FiniteCheck:
         return bad, self._sum(letters).tobytes().decode()
 
     def _sum(self, numbers: np.ndarray[Any, Any]) -> Any:
-        """Of all ranks: what those that have joined take part in, too."""
+        """Sums over all ranks; those that have joined take part in it, too."""
         return ops.allreduce(numbers, op=ops.Sum, name=self._full_name("<finite>"), process_set=self._process_set)
 
     def _first_bad(self) -> str | None:
@@ -263,7 +263,7 @@ def all_elements(arrays: Sequence[Any]) -> bytes:
 
 
 def _digest_of_bytes(array: np.ndarray[Any, Any]) -> bytes:
-    """Of an array of any dtype, also of those that the core cannot send."""
+    """Digests an array of any dtype, also of those that the core cannot send."""
     if array.dtype.hasobject:
         return b""
     plain = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

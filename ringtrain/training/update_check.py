@@ -164,7 +164,7 @@ class UpdateCheck:
         }
 
     def _sum(self, numbers: np.ndarray[Any, Any]) -> Any:
-        """Of all ranks: what those that have joined take part in, too."""
+        """Sums over all ranks; those that have joined take part in it, too."""
         return ops.allreduce(numbers, op=ops.Sum, name=self._full_name("<options>"), process_set=self._process_set)
 
 

@@ -47,7 +47,7 @@ class HasUpdates(Protocol):
 
 
 class Peers(NamedTuple):
-    """Those who take part, and why the others that were asked for do not."""
+    """Lists the peers that take part, and why the others that were asked for do not."""
 
     present: list[Peer]
     missing: dict[str, str]

@@ -1,4 +1,4 @@
-"""Where the ranks of a job without MPI find each other: one server, which the launcher or rank 0 runs.
+"""The ranks of a job without MPI meet at one server, which the launcher or rank 0 runs.
 
 secret          a secret that only the processes of one job know
 claim           a process claims its rank, which no other one of the host can have then

@@ -282,7 +282,7 @@ class Generations:
         return self._advance(now_s)
 
     def hosts_changed(self, now_s: float) -> list[Output]:
-        """Those at work are to come when it suits them."""
+        """Asks the processes at work to join when it suits them."""
         self._spread_news()
         return self._advance(now_s)
 
@@ -336,15 +336,15 @@ class Generations:
             self._break(now_s)
 
     def _at_work(self) -> list[str]:
-        """Those of the generation that have not come for the next one."""
+        """Returns the processes of the generation that have not come for the next one."""
         return [name for name, one in self._members.items() if not one.is_waiting]
 
     def _waiting(self) -> list[str]:
-        """Those that have come and may stay in the job."""
+        """Returns the processes that have come and may stay in the job."""
         return [name for name, one in self._members.items() if one.is_waiting and name not in self._retired]
 
     def _waiting_retired(self) -> list[str]:
-        """Those that have come, and stay in the job until it can do without them."""
+        """Returns the processes that have come, and stay in the job until it can do without them."""
         retired = [(name, one) for name, one in self._members.items() if one.is_waiting and name in self._retired]
         return [name for name, one in retired if one.last_generation > 0 and not one.is_released]
 
@@ -390,7 +390,7 @@ class Generations:
         return self._take()
 
     def _choice(self) -> list[str]:
-        """Of those that have come, the members of the next generation by rank; none where they are too few."""
+        """Chooses the members of the next generation, by rank, among those that have come; none if too few have."""
         others, retired = self._waiting(), self._waiting_retired()
         if len(others) >= self._enough():
             newest = self._in_order(retired)[:1]
@@ -479,12 +479,12 @@ class Generations:
         return sorted(waiting, key=newest)
 
     def _beside_each_other(self, ordered: list[str]) -> list[str]:
-        """Those of a host, in the order of the first of each host."""
+        """Groups processes by host, in the order of the first of each host."""
         hosts = {host: place for place, host in reversed(list(enumerate(map(self._host, ordered))))}
         return sorted(ordered, key=lambda name: hosts[self._host(name)])
 
     def _free_slot(self, host: str) -> int:
-        """Where a process of that host was lost, or the next one."""
+        """Returns the slot of a process of that host that was lost, or the next one."""
         taken = {one.slot for one in self._members.values() if one.arrival.host == host}
         return next(slot for slot in itertools.count() if slot not in taken)
 
@@ -575,7 +575,7 @@ class Generations:
         return "replacements" if self._short_since is not None else ""  # all of them go on
 
     def _late(self) -> list[str]:
-        """Those that the others wait for."""
+        """Returns the processes that the others wait for."""
         at_work = self._at_work()
         if self._wait == "next":
             return at_work

@@ -96,7 +96,7 @@ class Connection:
         return bool(select.select([self._socket], [], [], longest_s)[0])
 
     def own_address(self) -> str:
-        """Of this host, as the other side sees it."""
+        """Returns the address of this host, as the other side sees it."""
         return str(self._socket.getsockname()[0])
 
     def round_trip_s(self) -> float:

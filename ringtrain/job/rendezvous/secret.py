@@ -81,7 +81,7 @@ def read(path: Path) -> bytes:
 
 
 def _own_file() -> Path:
-    """Of the user, on all hosts that share the home folder; where there is none, or it is read-only, of this host.
+    """Returns the file of the user in the home folder; without a writable one, a file of this host.
 
     Raises OSError where no folder can be written to.
     """

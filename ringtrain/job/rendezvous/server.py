@@ -281,7 +281,7 @@ _KINDS = {"StalledError": errors.StalledError, "PeerLostError": errors.PeerLostE
 
 
 class Place(NamedTuple):
-    """Where the ranks meet. Rank 0 serves on the first port that is free, unless one serves there already."""
+    """Says where the ranks meet. Rank 0 serves on the first free port, unless a server listens there already."""
 
     host: str
     ports: Sequence[int]

@@ -138,7 +138,7 @@ class Rank:
         self.signal(signal.SIGKILL)
 
     def code(self) -> int | None:
-        """That of a shell, or None while it runs."""
+        """Returns the exit code of a shell, or None while it runs."""
         ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return None
@@ -356,7 +356,7 @@ class Agent:
             rank.end(grace_s)
 
     def _those(self, number: int | None) -> list[Rank]:
-        """That rank, or all."""
+        """Returns the rank of that number, or all ranks."""
         return [rank for rank in self._ranks if number is None or rank.number == number]
 
 

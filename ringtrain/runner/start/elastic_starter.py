@@ -520,7 +520,7 @@ class ElasticStarter(Starter[str]):
         return ", ".join([*ours, *(member for member in members if member not in self._numbers)])
 
     def _on_left(self, left: Left) -> None:
-        """Of its own processes the agents tell more."""
+        """Handles a process that has left; the agents report more about their own processes."""
         if self._forget_outsider(left.member):
             self._log.left(left.member, f"is gone: {left.text}", self._last_generation[left.member])
 
@@ -532,7 +532,7 @@ class ElasticStarter(Starter[str]):
         return True
 
     def _end_unused(self) -> None:
-        """Those whose hosts are no longer named, and which were never in a generation."""
+        """Ends processes whose hosts are no longer named, and which were never in a generation."""
         for member in self._leaving - self._last_generation.keys():
             self._end_process(member)
 

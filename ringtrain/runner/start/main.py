@@ -64,7 +64,7 @@ def main() -> int:
 
 
 class Meeting:
-    """Where the server listens, and the address of this host that the processes of each host reach it by."""
+    """Has the address where the server listens, and the one by which the processes of each host reach it."""
 
     def __init__(self, hosts: Sequence[str], interfaces: str, may_others_come: bool = False):
         """

@@ -68,7 +68,7 @@ class RoleStarter(Starter[RolePlace]):
 
     @property
     def _workers(self) -> list[RoleProcess]:
-        """Those that run."""
+        """Returns the workers that run."""
         return [process for process in self._running if process.role == WORKER]
 
     # --- what to do next ----------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ _URI_VARIABLE, _PORT_VARIABLE = "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"
 
 
 class Root(NamedTuple):
-    """Where the scheduler listens. No process takes the port while `holder` is open; it listens to nothing itself."""
+    """Says where the scheduler listens. No process takes the port while `holder` is open, which does not listen."""
 
     address: str
     port: int

@@ -107,7 +107,7 @@ class ResourceManager:
 
 
 def resource_managers(environ: Mapping[str, str]) -> list[str]:
-    """Those of the cluster's ResourceManagers: what the user has named, else of yarn-site.xml. Raises UsageError."""
+    """Returns the addresses that the user has named, else those of yarn-site.xml. Raises UsageError."""
     named = environ.get(ADDRESS_VARIABLE)
     if named:
         return [address.strip().rstrip("/") for address in named.split(",")]
@@ -192,7 +192,7 @@ class Application:
 
     @property
     def code(self) -> int | None:
-        """That of the client, which ends with the application, or None while it runs."""
+        """Returns the exit code of the client, which ends with the application, or None while it runs."""
         code = self._process.poll()
         if code is not None:
             self._reader.join(_CLIENT_END_S)
@@ -263,7 +263,7 @@ class Arrival(NamedTuple):
 
 
 class Here(NamedTuple):
-    """Where containers find this process: `listens_at` is what to bind, `address` what to tell them."""
+    """Tells containers how to find this process: it binds `listens_at`, and they connect to `address`."""
 
     address: str
     listens_at: str
@@ -307,7 +307,7 @@ class Arrivals:
         self._listener = Listener(listener, secret, self._let_in)
 
     def close(self) -> None:
-        """Those that come later, of a second attempt of YARN, find no starter."""
+        """Stops listening: later containers, of a second attempt of YARN, find no starter."""
         self._listener.close()
 
     def next(self, longest_s: float) -> Arrival | None:

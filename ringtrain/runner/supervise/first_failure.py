@@ -114,7 +114,7 @@ class FailureLog:
         )
 
     def ends(self) -> Ends:
-        """Of the ranks that have started."""
+        """Returns the ends of the ranks that have started."""
         by_time = sorted(self._ranks.items(), key=lambda item: item[1].ended_at)
         return Ends(
             [(number, rank.host) for number, rank in by_time if not rank.was_ended and _code(rank) == 0],

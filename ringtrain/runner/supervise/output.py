@@ -102,7 +102,7 @@ class PythonStreams(StandardStreams):
 
 
 def terminal() -> Surface | None:
-    """That of standard error."""
+    """Returns the terminal of standard error, or None."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             size = os.get_terminal_size(sys.stderr.fileno())
@@ -203,7 +203,7 @@ def _columns_of(character: str) -> int:
 
 
 class Names(Protocol):
-    """Of processes, which have numbers from 0."""
+    """Names processes, which have numbers from 0."""
 
     def label(self, number: int) -> str:
         """The beginning of each of its lines."""

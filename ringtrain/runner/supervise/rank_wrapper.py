@@ -142,7 +142,7 @@ class Sender:
 
 
 def _lines(data: bytes) -> list[bytes]:
-    """With their ends; splitlines() would also end a line at \\r."""
+    """Splits data into lines with their ends; splitlines() would also end a line at \\r."""
     *whole, rest = data.split(b"\n")
     return [line + b"\n" for line in whole] + ([rest] if rest else [])
 

@@ -265,7 +265,7 @@ class LauncherWords:
         self._bytes = (self._bytes + data)[-self._MOST_BYTES :]
 
     def named(self, hosts: Iterable[str]) -> list[str]:
-        """Those of the hosts that the lines name, but for this one."""
+        """Returns the hosts that the lines name, except this one."""
         words = set(re.findall(r"[\w.-]+", self._bytes.decode(errors="replace")))
         return sorted(set(hosts) & words - {socket.gethostname()})
 

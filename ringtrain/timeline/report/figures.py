@@ -36,7 +36,7 @@ PART_NAMES = {
 
 
 def percent(share: float) -> str:
-    """Of a share from 0 to 1; never 0 % or 100 % for what is only near it."""
+    """Formats a share from 0 to 1; as 0 % or 100 % only if it is exactly that."""
     if 0 < share < 0.005:
         return "< 1 %"
     if 0.995 <= share < 1:
@@ -45,7 +45,7 @@ def percent(share: float) -> str:
 
 
 def duration(ns: float) -> str:
-    """With three digits, in the unit that suits it."""
+    """Formats a duration with three digits, in the unit that suits it."""
     if ns == 0:
         return "0"
     for unit, size in (("s", 1e9), ("ms", 1e6)):
@@ -55,7 +55,7 @@ def duration(ns: float) -> str:
 
 
 def size(count: int) -> str:
-    """Of so many bytes, in units of 1024."""
+    """Formats a number of bytes, in units of 1024."""
     for unit, unit_size in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
         if count >= unit_size:
             whole = count % unit_size == 0
@@ -162,7 +162,7 @@ class SizeClass:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Of all allreduces of the timeline; GB/s are 10^9 bytes a second.
+    """Has the bandwidth of all allreduces of the timeline; GB/s are 10^9 bytes a second.
 
     achieved: all bus bytes / all the time. best: of the best single one that is not small; `best_bytes` is its size.
     link_used: between hosts, achieved / the speed of the link; None where that is not known or nothing goes over it.
@@ -280,7 +280,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Of one rank, over all steps. kept_waiting_ns: how long it kept the others waiting, averaged over them."""
+    """Has the figures of one rank. kept_waiting_ns: how long it kept the others waiting, averaged over them."""
 
     rank: int
     host: str
@@ -291,7 +291,7 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Of one step, summed over the ranks. slowest_rank: for which the others waited longest, if it is worth a name."""
+    """Has the sums of one step. slowest_rank: the others waited longest for it, if it is worth a name."""
 
     number: int
     parts: Parts

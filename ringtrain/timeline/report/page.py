@@ -321,5 +321,5 @@ def _operations(figures: Figures) -> Iterator[list[str]]:
 
 
 def _marked_up(text: str) -> str:
-    """With `code` between backquotes."""
+    """Marks up `code` between backquotes."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

@@ -234,7 +234,7 @@ def _no_time() -> list[int]:
 
 @dataclass
 class RankShares:
-    """Of one rank, in nanoseconds.
+    """Has the shares of one rank, in nanoseconds.
 
     by_step: for each step the time of each Part. waited_for: for each step how long this rank waited for each other
     one. costs: of each operation the time of each Part, in all steps; only what is exposed.

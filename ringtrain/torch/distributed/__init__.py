@@ -38,7 +38,7 @@ def _create(options: Any, _: Any = None) -> ProcessGroup:
 
 
 def _ranks_in_job(store: Any, ranks: list[int], rank: int, size: int, timeout: timedelta) -> list[int]:
-    """Those of a new group, none for the default one, once the job has been joined."""
+    """Returns the ranks of a new group, none for the default one, once the job has been joined."""
     if not ranks:
         meeting.join_world(store, rank, size, timeout)
         return list(range(size))

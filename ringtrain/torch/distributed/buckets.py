@@ -26,7 +26,7 @@ _known: weakref.WeakKeyDictionary[DistributedDataParallel, list[_Parameters]] = 
 
 
 class _Parameters:
-    """Those of one bucket."""
+    """Has the parameters of one bucket."""
 
     def __init__(self, named: list[tuple[str, int]]) -> None:
         names = [name for name, _ in named]
@@ -65,7 +65,7 @@ def is_called_by_backward(frame: FrameType | None) -> bool:
 
 
 class Buckets:
-    """Those of the modules of one group."""
+    """Knows the buckets of the modules of one group."""
 
     def __init__(self) -> None:
         self._modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -93,7 +93,7 @@ class Buckets:
 
 
 def _parameters_in(module: Any) -> list[_Parameters]:
-    """Those of each bucket, [] if torch has not noted them."""
+    """Returns the parameters of each bucket, [] if torch has not noted them."""
     noted = module._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
     ignored = module.parameters_to_ignore
     named = [

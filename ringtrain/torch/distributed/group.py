@@ -199,7 +199,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         """The ranks are connected already."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of each operation from now on."""
+        """Sets the timeout of each operation from now on."""
         self._timeout_s = seconds_of(timeout)
         self.options._timeout = timeout
 
@@ -433,7 +433,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         return self._let_settle(work, opts)
 
     def _gather_rows(self, kind: str, rows: Tensor, opts: Any) -> Work:
-        """Of each rank as many as it has."""
+        """Gathers from each rank as many rows as it has."""
         view = view_of(rows, kind, tuple(rows.shape))
         return self._submit(kind, OpKind.ALLGATHER, (view[1], view[2][1:], "rows"), [view], opts=opts, arrays=rows)
 

@@ -106,7 +106,7 @@ def _is_launched_as(rank: int, size: int) -> bool:
 
 
 def _generation(store: Any, size: int) -> int:
-    """Of the jobs that meet in this store: all ranks of one arrive before any of them arrives for the next one."""
+    """Numbers the job of this rank in the store: all ranks of a job arrive before any of the next one."""
     return (int(store.add("ringtrain/arrivals", 1)) - 1) // size
 
 

@@ -20,7 +20,7 @@ _STREAM_OF_THREAD = 2  # the default stream of each thread, where a library has 
 
 
 class StreamOrder:
-    """Of one operation.
+    """Orders the streams of one operation.
 
     Args:
         device: the number of the GPU.

@@ -191,7 +191,7 @@ def require_writable(tensors: Sequence[Tensor]) -> None:
 
 
 def copies_back(targets: list[Tensor], memory: list[Tensor]) -> Callable[[_core.Handle], None] | None:
-    """Of those whose result is in a copy. Raises as require_writable()."""
+    """Returns the copying back of results that are in a copy. Raises as require_writable()."""
     copied = [(target, one) for target, one in zip(targets, memory, strict=True) if target is not one]
     if not copied:
         return None
