@@ -62,7 +62,7 @@ class Pending:
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--counts", type=int, nargs="+", default=[1000, 4000, 16_000], metavar="N", help="default: %(default)s")
+        add("--counts", type=int, nargs="+", default=[1000, 16_000, 50_000], metavar="N", help="default: %(default)s")
         add("--kind", choices=["allreduce", "allgather", "broadcast", "alltoall"], default="allreduce")
         add("--order", choices=["same", "other"], default="same", help="of the names on the ranks: default %(default)s")
 
