@@ -40,31 +40,20 @@ class HorovodBasics:
     Average, Sum, Adasum = ops.Average, ops.Sum, ops.Adasum
     Min, Max, Product = ops.Min, ops.Max, ops.Product
 
-    init = staticmethod(session.init)
-    shutdown = staticmethod(session.shutdown)
-    is_initialized = staticmethod(session.is_initialized)
     start_timeline = staticmethod(recording.start_timeline)
     stop_timeline = staticmethod(recording.stop_timeline)
-    size = staticmethod(session.size)
-    local_size = staticmethod(session.local_size)
-    cross_size = staticmethod(session.cross_size)
-    rank = staticmethod(session.rank)
-    local_rank = staticmethod(session.local_rank)
-    cross_rank = staticmethod(session.cross_rank)
-    is_homogeneous = staticmethod(session.is_homogeneous)
-    mpi_threads_supported = staticmethod(session.mpi_threads_supported)
-    mpi_enabled = staticmethod(session.mpi_enabled)
-    mpi_built = staticmethod(session.mpi_built)
-    gloo_enabled = staticmethod(session.gloo_enabled)
-    gloo_built = staticmethod(session.gloo_built)
-    nccl_built = staticmethod(session.nccl_built)
-    ddl_built = staticmethod(session.ddl_built)
-    ccl_built = staticmethod(session.ccl_built)
-    cuda_built = staticmethod(session.cuda_built)
-    rocm_built = staticmethod(session.rocm_built)
 
     def __init__(self, pkg_path: str = "", *args: Any):
         pass
+
+
+_NAMES_OF_HVD = (
+    "is_initialized init shutdown size local_size cross_size rank local_rank cross_rank is_homogeneous"
+    " mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built"
+    " cuda_built rocm_built"
+)
+for _name in _NAMES_OF_HVD.split():
+    setattr(HorovodBasics, _name, staticmethod(getattr(session, _name)))
 
 
 # --- `horovod.common.elastic`: what a state is, and how a function of it is run again ---------------------------------
@@ -133,29 +122,14 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return extension_available(ext_base_name) and session.cuda_built()
 
 
-def mpi_built(verbose: bool = False) -> bool:
-    """As `hvd.mpi_built()`."""
-    return session.mpi_built()
+def _whether(built: Callable[[], T]) -> Callable[..., T]:
+    """Returns a call of `hvd` with the argument that it has in `horovod.common.util`."""
+    return lambda verbose=False: built()
 
 
-def gloo_built(verbose: bool = False) -> bool:
-    """As `hvd.gloo_built()`."""
-    return session.gloo_built()
-
-
-def nccl_built(verbose: bool = False) -> int:
-    """As `hvd.nccl_built()`."""
-    return session.nccl_built()
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    """As `hvd.ddl_built()`."""
-    return session.ddl_built()
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """As `hvd.ccl_built()`."""
-    return session.ccl_built()
+mpi_built, gloo_built = _whether(session.mpi_built), _whether(session.gloo_built)
+nccl_built, ddl_built = _whether(session.nccl_built), _whether(session.ddl_built)
+ccl_built = _whether(session.ccl_built)
 
 
 def env(**kwargs: str | None) -> AbstractContextManager[None]:
