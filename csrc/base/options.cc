@@ -152,13 +152,15 @@ const std::vector<Entry>& entries() {
       number(&Options::kv_threads, "kv_threads", 0, 64,
              "Threads of a server of key-value stores that talk to workers, and of a worker that talk to servers over "
              "TCP, at most one for each of these; 0 takes two, or one where there are fewer cores."),
-      number(&Options::kv_bound, "kv_bound", 32, 1LL << 40,
+      number(&Options::kv_bound, "kv_bound", 1, 1LL << 40,
              "From this many elements on a key of a store is cut over all servers; a smaller one is on one of them.",
              "MXNET_KVSTORE_BIGARRAY_BOUND"),
       number(&Options::kv_outbox_mb, "kv_outbox_mb", 1, 1 << 20,
              "Megabytes that a worker has on their way to a server on another host before a push waits."),
       number(&Options::kv_heartbeat_s, "kv_heartbeat_s", 0.05, kDay,
-             "Seconds between the signs of life of workers and servers of key-value stores.", "PS_HEARTBEAT_INTERVAL"),
+             "Seconds between the signs of life of workers and servers of key-value stores, at most a third of "
+             "kv_timeout_s.",
+             "PS_HEARTBEAT_INTERVAL"),
       number(&Options::kv_timeout_s, "kv_timeout_s", 0.2, kDay,
              "Seconds of silence after which a worker or server of key-value stores is dead.", "PS_HEARTBEAT_TIMEOUT"),
       number(&Options::kv_rejoin_s, "kv_rejoin_s", 0, kDay,
@@ -169,9 +171,9 @@ const std::vector<Entry>& entries() {
              "PS_RESEND_TIMEOUT"),
       number(&Options::kv_drop_percent, "kv_drop_percent", 0, 90,
              "For tests: of the frames that workers and servers receive, this share is thrown away.", "PS_DROP_MSG"),
-      number(&Options::kv_verbose, "kv_verbose", 0, 2,
+      number(&Options::kv_verbose, "kv_verbose", 0, 9,
              "Log of workers and servers of key-value stores on standard error: 1 who listens where, comes, goes and "
-             "dies, 2 each frame as well.",
+             "dies, 2 and more each frame as well.",
              "PS_VERBOSE"),
       text(&Options::kv_interface, "kv_interface",
            "Where servers of key-value stores listen: interfaces or ranges of addresses, as socket_interfaces; by "

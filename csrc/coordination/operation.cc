@@ -114,8 +114,8 @@ void read_value(Reader& reader, Quantizer& quantizer) {
   reader.get(quantizer);
   if (quantizer.kind > Quantizer::Kind::one_bit)
     throw failure("compression " + std::to_string(static_cast<uint32_t>(quantizer.kind)) + " does not exist");
-  const bool is_valid = std::isfinite(quantizer.threshold) && quantizer.threshold > 0;
-  if (quantizer.kind != Quantizer::Kind::none && !is_valid) throw failure("a threshold is not above 0");
+  const bool is_valid = std::isfinite(quantizer.threshold) && quantizer.threshold >= 0;
+  if (quantizer.kind != Quantizer::Kind::none && !is_valid) throw failure("a threshold is not a number from 0 on");
 }
 
 // Throws for more bytes than any memory has: sums of accepted sizes stay exact.

@@ -114,8 +114,9 @@ Quantizer make_quantizer(const std::string& kind, double threshold) {
   else
     throw invalid("there is no quantization \"" + kind + "\": give \"2bit\" or \"1bit\"");
   quantizer.threshold = static_cast<float>(threshold);
-  if (!(quantizer.threshold > 0) || std::isinf(quantizer.threshold))
-    throw invalid("the threshold of a quantization must be a finite number above 0, but is " +
+  const bool is_valid = quantizer.threshold > 0 || (kind == "1bit" && quantizer.threshold == 0);
+  if (!is_valid || std::isinf(quantizer.threshold))
+    throw invalid("the threshold of a quantization must be a finite number above 0, or 0 of 1bit, but is " +
                   std::to_string(threshold));
   return quantizer;
 }

@@ -28,7 +28,9 @@ constexpr uint64_t kIdentityMask = (uint64_t{1} << kIdentityBits) - 1;
 std::string path_of(const std::string& name) { return std::string(kFolder) + "/" + name; }
 
 Error cannot(const std::string& what, const std::string& path, int code) {
-  return failure("cannot " + what + " shared memory " + path + ": " + std::strerror(code));
+  const char* const remedy = "; give it more memory, in a container by --shm-size, or set RINGTRAIN_SHARED_MEMORY=off";
+  return failure("cannot " + what + " shared memory " + path + ": " + std::strerror(code) +
+                 (code == ENOSPC ? remedy : ""));
 }
 
 // Inodes of one file system are near each other, and so are the numbers of file systems in memory.
@@ -163,7 +165,7 @@ void SharedSegment::unlink() {
 
 void SharedSegment::reserve(size_t offset, size_t bytes) {
   if (const int code = reserve_pages(descriptor_, offset, bytes))
-    throw failure("cannot reserve " + std::to_string(bytes >> 10) + " KB of /dev/shm: " + std::strerror(code));
+    throw cannot("reserve " + std::to_string(bytes >> 10) + " KB of", kFolder, code);
 }
 
 // Where the system cannot, the pages stay until the segment goes.

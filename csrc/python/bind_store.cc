@@ -221,7 +221,7 @@ void bind_store_handle(nb::module_& module) {
           "The process it waits for, for a message.")
       .def(
           "awaited", [](const SharedStoreHandle& shared) { return shared.client->awaited(*shared.handle); }, Release(),
-          "The workers for whose pushes it waits, as far as shared memory shows them.");
+          "The workers for whose pushes it waits, as far as shared memory or servers show them; asks these.");
 }
 
 std::shared_ptr<StoreServer> make_server(int number, int capacity, const std::vector<int>& listeners,

@@ -28,7 +28,7 @@ class GradientCompression(NamedTuple):
 
     @staticmethod
     def of(params: Mapping[str, Any]) -> GradientCompression:
-        """Raises ValueError for an unknown kind or argument, or a threshold that is not positive."""
+        """Raises ValueError for an unknown kind or argument, or a threshold that is not positive, or 0 of 1bit."""
         if not isinstance(params, Mapping) or "type" not in params:
             raise ValueError(
                 f'set_gradient_compression takes a dict such as {{"type": "2bit", "threshold": 0.5}}, not {params!r}'
@@ -43,7 +43,8 @@ class GradientCompression(NamedTuple):
         if kind in _CASTS:
             return GradientCompression(kind)
         threshold = float(params.get("threshold", _THRESHOLD))
-        if not 0 < threshold < float("inf"):
+        is_valid = threshold > 0 or (threshold == 0 and kind == "1bit")
+        if not is_valid or threshold == float("inf"):
             wanted = "finite" if threshold > 0 else "positive"
             raise ValueError(f"the threshold of gradient compression must be {wanted}, but is {threshold}")
         return GradientCompression(kind, threshold)

@@ -31,6 +31,20 @@ int posix_fallocate(int file, off_t offset, off_t bytes) {
 }
 """
 
+# No page is left from when NO_PAGES is set.
+FULL = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+int posix_fallocate(int file, off_t offset, off_t bytes) {
+  int (*real)(int, off_t, off_t) = dlsym(RTLD_NEXT, "posix_fallocate");
+  return getenv("NO_PAGES") ? ENOSPC : real(file, offset, bytes);
+}
+"""
+
 # A process that opens a file of another one finds that it has ended, and that one with a file as large has its number.
 REUSED_PID = r"""
 #define _GNU_SOURCE
@@ -83,6 +97,20 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 check_sum(array)
 """
     require_success(program, LD_PRELOAD=library(tmp_path, SLOW_PAGES), PAGES_TAKE_MS="20", PAGES_MAY_COME="never")
+
+
+def test_a_full_dev_shm_is_told_with_the_remedy(tmp_path):
+    program = """
+hvd.init()
+os.environ["NO_PAGES"] = "1"
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    assert hvd.empty(100_000).size == 100_000
+said = str(told[0].message)
+assert "No space left on device; give it more memory, in a container by --shm-size" in said, said
+assert "RINGTRAIN_SHARED_MEMORY=off" in said, said
+"""
+    require_success(program, LD_PRELOAD=library(tmp_path, FULL))
 
 
 def test_nobody_waits_for_the_pages_of_another_thread(tmp_path):

@@ -27,6 +27,7 @@ SAID = [
     "rule",
     "join",
     "resume",
+    "awaited",
     "waiting",
     "push",
     "pull",

@@ -14,6 +14,7 @@ TYPES = [
     {"type": "1bit", "threshold": 0.25},
     {"type": "fp16"},
     {"type": "bf16"},
+    {"type": "1bit", "threshold": 0},
 ]
 SIZE = 1003
 

@@ -54,10 +54,14 @@ def test_keys_are_spread_by_their_bytes_and_large_ones_are_cut():
     )
 
 
+def test_keys_of_one_piece_are_spread_by_their_bytes_whatever_the_bound():
+    assert KeyPlacement(2, bound=1).place([(1, 4), (3, 4)]) == [[(1, 0, 1)], [(0, 0, 3)]]
+
+
 @pytest.mark.parametrize("servers", [1, 2, 3, 7])
-@pytest.mark.parametrize("count", [32, 33, 64, 1000, 65536, 1_000_003])
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 1000, 65536, 1_000_003])
 def test_the_pieces_of_a_key_are_all_of_it(servers, count):
-    (pieces,) = KeyPlacement(servers, 32).place([(count, 4)])
+    (pieces,) = KeyPlacement(servers, 1).place([(count, 4)])
     assert [piece.begin for piece in pieces] == [sum(one.elements for one in pieces[:i]) for i in range(len(pieces))]
     assert sum(piece.elements for piece in pieces) == count
     assert all(piece.begin % 32 == 0 and piece.elements > 0 for piece in pieces)

@@ -303,6 +303,7 @@ except TypeError as error:
                 assert 'key "b" is complex64, but servers hold' in said
 
 
+@pytest.mark.parametrize("memory", ["auto", "off"])
 @pytest.mark.parametrize(
     ("odd", "call"),
     [
@@ -312,7 +313,7 @@ except TypeError as error:
         (1, 'kv.init("b", np.zeros(3, np.float32))'),
     ],
 )
-def test_a_call_that_one_worker_makes_alone_is_told_to_all(tmp_path, odd, call):
+def test_a_call_that_one_worker_makes_alone_is_told_to_all(tmp_path, odd, call, memory):
     program = f"""
 kv = kvstore.create("dist_sync")
 kv.init("a", np.zeros(3, np.float32))
@@ -329,10 +330,11 @@ if kv.rank == {odd}:
     kv.push("a", np.ones(3, np.float32))
 assert (kv.pull("a") == 2).all()
 """
-    with job(tmp_path, 2, 1) as one:
+    awaited = f'key "a": worker {odd} has pushed it 1 times' if memory == "auto" else "a server has no push of worker"
+    with job(tmp_path, 2, 1, RINGTRAIN_SHARED_MEMORY=memory) as one:
         for said in run(one, 1, [program] * 2):
             assert "workers wait for each other" in said
-            assert f'worker {1 - odd} in a push or pull (key "a": worker {odd} has pushed it 1 times' in said
+            assert f"worker {1 - odd} in a push or pull ({awaited}" in said
 
 
 def test_a_key_that_worker_0_does_not_have_is_told(tmp_path):

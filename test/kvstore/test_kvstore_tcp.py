@@ -354,6 +354,58 @@ class LosingProxy(Proxy):
         return None
 
 
+class PaddingProxy(Proxy):
+    """Adds 17 MB, which no worker reads, to the second answer of the server that has a body."""
+
+    _CHALLENGE_BYTES, _WELCOME_BYTES = 16 + 32, 1  # of the handshake
+
+    def _pass_all(self, source: socket.socket, target: socket.socket) -> None:
+        if source.getsockname()[1] == self.port:
+            return super()._pass_all(source, target)
+        answers = 0
+        with source.makefile("rb") as stream:
+            for size in (self._CHALLENGE_BYTES, self._WELCOME_BYTES):
+                target.sendall(stream.read(size))
+            while message := stream.read(FRAME.size + HEAD.size):
+                head, body = list(HEAD.unpack(message[FRAME.size :])), b""
+                if head[6]:
+                    tag, number, size = FRAME.unpack(stream.read(FRAME.size))
+                    body = stream.read(size)
+                    answers += 1
+                    if answers == 2:
+                        body += bytes(17 << 20)
+                        head[6] = len(body)
+                    body = FRAME.pack(tag, number, len(body)) + body
+                target.sendall(message[: FRAME.size] + HEAD.pack(*head) + body)
+        return None
+
+
+def test_an_answer_about_many_keys_may_be_long() -> None:
+    with served() as server:
+        first = Worker(0, [server.port], counts=(3,))
+        first.open()
+        second = Worker(1, [PaddingProxy(server.port).port], counts=(3,))
+        second.open()
+        assert second.client.metrics()["received_bytes"] > 17 << 20
+        wait(second.push(1))
+        require_all(first.pull(), 1)
+        for worker in (first, second):
+            worker.client.close()
+
+
+def test_a_pull_knows_for_whose_pushes_it_waits() -> None:
+    with two_workers(is_sync=True) as (a, b):
+        a.push(1)
+        outs = a.full(-1)
+        pull = a.client.pull(0, a.ids, [arrays.view(one) for one in outs], 0)
+        assert not pull.wait(0.5)
+        assert pull.awaited() == [1] and pull.missing() == "a server has no push of worker 1"
+        b.push(2)
+        wait(pull)
+        require_all(outs, 3)
+        assert pull.awaited() == [] and pull.missing() == ""
+
+
 def test_a_connection_that_is_cut_is_made_again_and_nothing_counts_twice() -> None:
     with served() as server:
         proxy = Proxy(server.port)

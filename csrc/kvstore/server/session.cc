@@ -16,11 +16,11 @@
 namespace ringtrain {
 
 // The Part says that somebody waits before the last look: who changes something looks after it has changed it.
-void WaitingRoom::enter(const Name& name, Part& part, size_t chunk, Attempt attempt) {
+void WaitingRoom::enter(const Name& name, Part& part, size_t chunk, int64_t number, Attempt attempt) {
   part.header().has_parked.fetch_add(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   names_.insert(name);
-  tables_[{&part, chunk}].push_back({name, std::move(attempt)});
+  tables_[{&part, chunk}].push_back({name, number, std::move(attempt)});
   try_chunk(part, chunk);
 }
 
@@ -142,7 +142,7 @@ void require_fitting(const Head& head, const KeyChunk& chunk, const ElementRange
   if (pushes) {
     require(head.number > 0, "pushes count from 1");
     require(head.codes != 0 || fits(head.dtype), "the dtype of the values");
-    require(head.codes == 0 || head.threshold > 0, "the threshold of codes");
+    require(head.codes == 0 || head.threshold >= 0, "the threshold of codes");
     require(head.body_bytes == source_bytes(head, chunk, ranges), "the number of bytes");
   } else if (head.said == Said::assign) {
     require(head.dtype == chunk.dtype && head.body_bytes == chunk.value_bytes(), "the number of bytes");
@@ -252,6 +252,21 @@ Bytes Session::greet(const Head& hello) {
   return bytes_of(home_.words());
 }
 
+// Requests that are not in the waiting room wait for no worker.
+Bytes Session::awaited(const Bytes& question) {
+  const std::vector<uint32_t> asked = words_of<NumberWords>(question).numbers;
+  const std::unordered_set<uint32_t> ids(asked.begin(), asked.end());
+  std::set<uint32_t> workers;
+  home_.waiting_room().visit(number_, [&](uint32_t id, const Part& part, size_t chunk, int64_t number) {
+    if (ids.count(id) == 0) return;
+    const auto of_part = [&](const auto& one) { return &one.second->part() == &part; };
+    const Actor& actor = *std::find_if(actors_.begin(), actors_.end(), of_part)->second;
+    for (const size_t worker : actor.awaited(chunk, static_cast<uint64_t>(number)))
+      workers.insert(static_cast<uint32_t>(worker));
+  });
+  return bytes_of(NumberWords{{workers.begin(), workers.end()}});
+}
+
 void Session::answer_question(uint32_t id, const Head& head) {
   Head answer;
   answer.said = Said::done;
@@ -260,11 +275,15 @@ void Session::answer_question(uint32_t id, const Head& head) {
   if (head.said == Said::attach && home_.stores().has_orphans(worker_, term_)) return say(id, Said::held);
   const Bytes question = head.body_bytes > 0 ? std::move(question_) : Bytes();
   question_ = Bytes();
-  const auto error =
-      error_of([&] { body = head.said == Said::hello ? greet(head) : home_.stores().answer(worker_, head, question); });
+  const auto error = error_of([&] {
+    body = head.said == Said::hello     ? greet(head)
+           : head.said == Said::awaited ? awaited(question)
+                                        : home_.stores().answer(worker_, head, question);
+  });
   if (error) return refuse(id, *error);
   connection_->send(id, answer, std::move(body));
-  if (head.said != Said::hello && head.said != Said::create) home_.has_changed();
+  const bool changes_nothing = head.said == Said::hello || head.said == Said::create || head.said == Said::awaited;
+  if (!changes_nothing) home_.has_changed();
 }
 
 void Session::let_pass(uint32_t store) {
@@ -700,7 +719,7 @@ void Session::wait_for_value(const Request& request) {
   Request without_body = request;
   without_body.body.reset();
   if (is_full()) return defer(without_body, unsent_);
-  home_.waiting_room().enter({number_, request.id}, request.actor->part(), request.head.chunk,
+  home_.waiting_room().enter({number_, request.id}, request.actor->part(), request.head.chunk, request.head.number,
                              [this, without_body] { return has_ended_waiting(without_body); });
 }
 

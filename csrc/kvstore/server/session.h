@@ -42,8 +42,16 @@ class WaitingRoom {
   // Whether it is here already.
   bool has(const Name& name) const { return names_.count(name) != 0; }
   // It is tried once more before this returns: what it waits for may just have happened.
-  void enter(const Name& name, Part& part, size_t chunk, Attempt attempt);
+  // `number`: of the worker's pushes of the key until this request.
+  void enter(const Name& name, Part& part, size_t chunk, int64_t number, Attempt attempt);
   void leave(uint64_t session);
+  // Calls on_request(id, part, chunk, number) for each request of a session.
+  template <typename OnRequest>
+  void visit(uint64_t session, OnRequest on_request) const {
+    for (const auto& [place, guests] : tables_)
+      for (const Guest& guest : guests)
+        if (guest.name.session == session) on_request(guest.name.id, *place.first, place.second, guest.number);
+  }
 
   void try_chunk(Part& part, size_t chunk);
   void try_all();
@@ -52,6 +60,7 @@ class WaitingRoom {
  private:
   struct Guest {
     Name name;
+    int64_t number;
     Attempt attempt;
   };
   using Place = std::pair<Part*, size_t>;
@@ -138,6 +147,7 @@ class Session final : Connection::Owner {
   bool can_be_of_chunk(const Head& head) const;
   void answer_question(uint32_t id, const Head& head);
   Bytes greet(const Head& hello);
+  Bytes awaited(const Bytes& question);
   void let_pass(uint32_t store);
   void take_request(uint32_t id, const Head& head);
   Actor& actor_of(const Head& head);

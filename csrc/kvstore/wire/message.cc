@@ -48,6 +48,10 @@ JoinWords JoinWords::read(Reader& reader) {
   return words;
 }
 
+void NumberWords::write(Writer& writer) const { writer.put(numbers); }
+
+NumberWords NumberWords::read(Reader& reader) { return {reader.get<std::vector<uint32_t>>()}; }
+
 void EndedJoins::write(Writer& writer) const { write_list(writer, joins); }
 
 EndedJoins EndedJoins::read(Reader& reader) { return {read_list<JoinWords>(reader)}; }

@@ -16,12 +16,13 @@ namespace ringtrain {
 enum class Said : uint16_t {
   // A worker, of the whole server or of a store. Answered by `done` or `refused`; one at a time from each worker, and
   // `number` is one that it has not used before, or 0: to be answered anew.
-  hello,   // number: the term of the worker's process, see WorkerPlace -> ServerWords
-  create,  // PartSpec, for `chunk` workers from the beginning -> PartWords
-  attach,  // of a store, the parts from `part` on, with at least `chunk` pieces of keys -> a list of PartWords
-  rule,    // RuleWords
-  join,    // JoinWords: nobody waits for the pushes of this worker
-  resume,  // EndedJoins: these workers push again
+  hello,    // number: the term of the worker's process, see WorkerPlace -> ServerWords
+  create,   // PartSpec, for `chunk` workers from the beginning -> PartWords
+  attach,   // of a store, the parts from `part` on, with at least `chunk` pieces of keys -> a list of PartWords
+  rule,     // RuleWords
+  join,     // JoinWords: nobody waits for the pushes of this worker
+  resume,   // EndedJoins: these workers push again
+  awaited,  // numbers of its requests -> the workers for whose pushes these wait
   // Not answered: this worker waits, and pushes nothing before that has ended, see ServerStores::let_pass().
   waiting,
   // A worker, of one chunk of a Part. `number`: of its pushes of that key, with the one that this is.
@@ -50,10 +51,10 @@ enum class Said : uint16_t {
 constexpr auto kLastSaid = Said::ready;
 
 constexpr const char* name_of(Said said) {
-  constexpr const char* kNames[] = {"hello",       "create",       "attach",        "rule",      "join",   "resume",
-                                    "waiting",     "push",         "pull",          "push_pull", "assign", "read_state",
-                                    "write_state", "read_updates", "write_updates", "poke",      "settle", "held",
-                                    "done",        "refused",      "early",         "staged",    "ready"};
+  constexpr const char* kNames[] = {"hello",      "create",      "attach",       "rule",          "join",      "resume",
+                                    "awaited",    "waiting",     "push",         "pull",          "push_pull", "assign",
+                                    "read_state", "write_state", "read_updates", "write_updates", "poke",      "settle",
+                                    "held",       "done",        "refused",      "early",         "staged",    "ready"};
   return kNames[static_cast<size_t>(said)];
 }
 constexpr bool is_of_chunk(Said said) { return said >= Said::push && said <= Said::settle; }
@@ -87,7 +88,8 @@ struct Head {
 };
 static_assert(sizeof(Head) == 72, "no bytes that nobody has set");
 
-// Longer bodies are rejected, except the values of a chunk, whose size both sides know.
+// Longer bodies are rejected, except the values of a chunk, whose size both sides know, and answers to questions: the
+// Parts of a store have many keys together.
 constexpr size_t kLongestBody = 16 << 20;
 
 // -------------------------------------------------------------------------------------------- bodies of what is rare
@@ -120,6 +122,14 @@ struct JoinWords {
 
   void write(Writer& writer) const;
   static JoinWords read(Reader& reader);
+};
+
+// Numbers of requests, or of workers.
+struct NumberWords {
+  std::vector<uint32_t> numbers;
+
+  void write(Writer& writer) const;
+  static NumberWords read(Reader& reader);
 };
 
 // Those of a round that is over.

@@ -402,6 +402,7 @@ void StoreClient::add_remote(Work& work, uint32_t store, const ClientKey& key, c
   operation.push = key.begun;
   operation.priority = work.priority;
   operation.copies = work.copies;
+  operation.call = work.handle.get();
   if (pushed) {
     operation.values = from(*pushed, piece.begin);
     operation.dtype = pushed->values.dtype;
@@ -518,7 +519,28 @@ bool StoreClient::look(StoreHandle& handle) {
 
 std::string StoreClient::missing(StoreHandle& handle) {
   const std::string text = direct_.missing(handle);
-  return text.empty() && !handle.is_done() ? "a server has not answered" : text;
+  if (!text.empty() || handle.is_done()) return text;
+  std::string workers;
+  for (const size_t worker : awaited(handle)) workers += (workers.empty() ? "" : ", ") + std::to_string(worker);
+  return workers.empty() ? "a server has not answered" : "a server has no push of worker " + workers;
+}
+
+std::vector<size_t> StoreClient::awaited(const StoreHandle& handle) {
+  constexpr double kSoon_s = 1;
+  std::vector<size_t> workers = direct_.awaited(handle);
+  if (!workers.empty() || handle.is_done()) return workers;
+  std::vector<RemoteReplyPtr> replies;
+  for (size_t server = 0; server < servers_.size(); ++server)
+    replies.push_back(remote_.awaited(static_cast<int>(server), handle));
+  const double end_s = now_s() + kSoon_s;
+  std::set<size_t> named;
+  for (const RemoteReplyPtr& reply : replies) {
+    if (!reply->wait(std::max(0.0, end_s - now_s()))) continue;
+    error_of([&] {  // a server that is lost names nobody
+      for (const uint32_t worker : Remote::numbers_of(*reply)) named.insert(worker);
+    });
+  }
+  return {named.begin(), named.end()};
 }
 
 // Rows of a key, as a worker pushes and pulls them.

@@ -90,8 +90,8 @@ class StoreClient {
   bool look(StoreHandle& handle);
   // Says what it waits for, for a message.
   std::string missing(StoreHandle& handle);
-  // Returns the workers for whose pushes it waits, as far as shared memory shows them.
-  std::vector<size_t> awaited(const StoreHandle& handle) { return direct_.awaited(handle); }
+  // Returns the workers for whose pushes it waits, as far as shared memory or servers that answer soon show them.
+  std::vector<size_t> awaited(const StoreHandle& handle);
 
   // Updates of each key by the rule, as far as this worker has heard; where it shares memory, as they are.
   std::vector<int64_t> num_updates(uint32_t store, const Ids& ids);

@@ -84,6 +84,7 @@ std::optional<std::vector<ServerWords>> Remote::meet(double longest_s) {
 }
 
 RemoteReplyPtr Remote::ask(int server, Head head, Bytes body) {
+  if (body.size() > kLongestBody) throw invalid("these are too many keys for one call; make them in several");
   RemoteQuestion question;
   head.number = questions_.fetch_add(1);
   question.head = head;
@@ -136,6 +137,14 @@ RemoteReplyPtr Remote::resume(int server, uint32_t store, const EndedJoins& ende
   head.said = Said::resume;
   head.store = store;
   return ask(server, head, bytes_of(ended));
+}
+
+RemoteReplyPtr Remote::awaited(int server, const StoreHandle& call) {
+  const auto reply = std::make_shared<RemoteReply>();
+  tell(server, [reply, call = &call](RemoteServer& there) {
+    if (const auto error = error_of([&] { there.ask_awaited(call, reply); })) reply->fail(*error);
+  });
+  return reply;
 }
 
 std::vector<PartWords> Remote::parts_of(RemoteReply& reply) {

@@ -38,6 +38,8 @@ class Remote {
   // `number`: of next_join().
   RemoteReplyPtr join(int server, uint32_t store, int64_t number);
   RemoteReplyPtr resume(int server, uint32_t store, const EndedJoins& ended);
+  RemoteReplyPtr awaited(int server, const StoreHandle& call);
+  static std::vector<uint32_t> numbers_of(RemoteReply& reply) { return words_of<NumberWords>(reply.take()).numbers; }
   int64_t next_join();
   static PartWords part_of(RemoteReply& reply) { return words_of<PartWords>(reply.take()); }
   static std::vector<PartWords> parts_of(RemoteReply& reply);

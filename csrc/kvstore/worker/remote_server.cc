@@ -252,6 +252,21 @@ void RemoteServer::add(RemoteQuestion question) {
   if (is_met_) ask_next();
 }
 
+void RemoteServer::ask_awaited(const StoreHandle* call, const RemoteReplyPtr& reply) {
+  RemoteQuestion question;
+  question.head.said = Said::awaited;
+  question.reply = reply;
+  NumberWords held;
+  for (const auto& [id, request] : requests_) {
+    if (request.flight->operation.call != call || !request.is_held) continue;
+    held.numbers.push_back(id);
+    question.head.store = request.flight->operation.store;
+  }
+  if (held.numbers.empty() || !is_open_ || !questions_.empty()) return reply->finish(bytes_of(NumberWords{}));
+  question.body = bytes_of(held);
+  add(std::move(question));
+}
+
 void RemoteServer::ask_next() {
   if (!is_open_ && (questions_.empty() || !questions_.front().asks_again)) open();
   if (questions_.empty() || question_id_ != 0) return;
@@ -414,7 +429,6 @@ char* RemoteServer::place(uint32_t id, const Head& head) {
     return operation.out + found->second.leg.begin * size_of(operation.wanted);
   }
   if (id != question_id_ && found == requests_.end()) return nullptr;
-  if (head.body_bytes > kLongestBody) return nullptr;
   answer_body_.resize(head.body_bytes);
   return answer_body_.data();
 }

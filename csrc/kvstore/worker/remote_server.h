@@ -71,7 +71,8 @@ struct RemoteOperation {
   std::shared_ptr<CutPush> cut;       // of a push of a key at several servers
   bool is_counted_in_memory = false;  // the worker counts on from the memory that it shares with the server
   double lr = 0, wd = 0;
-  int priority = 0;  // what is higher goes first
+  int priority = 0;                   // what is higher goes first
+  const StoreHandle* call = nullptr;  // tells the operations of a call from others; it may be gone
 
   // Once, on the thread that talks to the server: it must not block. num_update: the smallest of its chunks.
   std::function<void(const std::optional<Error>& error, int64_t num_update)> done;
@@ -226,6 +227,8 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
 
   void add(RemoteFlightPtr flight);
   void add(RemoteQuestion question);
+  // Asks for which workers' pushes the operations of a call wait; NumberWords. Nobody where the server is busy or away.
+  void ask_awaited(const StoreHandle* call, const RemoteReplyPtr& reply);
   // Whether the server has said of all requests that it has them.
   bool has_all() const { return unanswered_ == 0 && waiting_.empty(); }
   // Sends what has no answer.

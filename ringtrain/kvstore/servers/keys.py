@@ -45,8 +45,8 @@ class KeyPlacement:
         pieces: list[list[Piece]] = [[] for _ in sizes]
         for number in sorted(range(len(sizes)), key=lambda one: -sizes[one][0] * sizes[one][1]):
             count, element_bytes = sizes[number]
-            is_cut = self._bound is not None and count >= self._bound
-            pieces[number] = self._cut(count) if is_cut else [Piece(self._least_loaded(), 0, count)]
+            cut = self._cut(count) if self._bound is not None and count >= self._bound else []
+            pieces[number] = cut if len(cut) > 1 else [Piece(self._least_loaded(), 0, count)]
             for piece in pieces[number]:
                 self._bytes[piece.server] += piece.elements * element_bytes
         return pieces
