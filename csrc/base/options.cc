@@ -54,10 +54,11 @@ const std::vector<Entry>& entries() {
       number(&Options::fusion_threshold_mb, "fusion_threshold_mb", 0, 4096,
              "Small tensors are joined into one operation of at most this many megabytes; 0 joins nothing.",
              "HOROVOD_FUSION_THRESHOLD", 1 / kMega),
-      number(&Options::cache_capacity, "cache_capacity", 0, 1 << 20,
-             "How many operations are remembered, so that a repeated one costs one bit to agree on; up to 16 times as "
-             "many if these come again and again. 0 remembers none.",
-             "HOROVOD_CACHE_CAPACITY"),
+      number(
+          &Options::cache_capacity, "cache_capacity", 0, 1 << 20,
+          "Number of operations that are remembered, so that a repeated one costs one bit to agree on; up to 16 times "
+          "as many if these repeat. 0 remembers none.",
+          "HOROVOD_CACHE_CAPACITY"),
       number(&Options::stall_warning_time_s, "stall_warning_time_s", 0.1, kDay,
              "Seconds after which an operation that some rank has not submitted is reported.",
              "HOROVOD_STALL_CHECK_TIME_SECONDS"),
@@ -76,10 +77,9 @@ const std::vector<Entry>& entries() {
              "Reductions between nodes go round the ring from this many kilobytes on, and by recursive doubling, or "
              "halving, below."),
       choice(&Options::network, "network", {"auto", "mpi", "sockets"},
-             "Network between nodes: auto takes MPI where its launcher has started the job, and else TCP "
-             "sockets, which need none."),
+             "Network between nodes: auto takes MPI if its launcher has started the job, otherwise TCP sockets."),
       text(&Options::socket_interfaces, "socket_interfaces",
-           "Where sockets listen and connect: interfaces such as eth0, or ranges such as 10.1.0.0/16, with a comma "
+           "Interfaces such as eth0 where sockets listen and connect, or ranges such as 10.1.0.0/16, with a comma "
            "between several, which are used together; by default the one that leads to rank 0."),
       choice(&Options::socket_streams, "socket_streams",
              {"auto", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"},
@@ -104,42 +104,45 @@ const std::vector<Entry>& entries() {
             "auto measures them in init(). Arrays are then cut so that the slowest link carries least in an "
             "allreduce; off cuts them equally."),
       choice(&Options::wire_format, "wire_format", {"none", "fp16", "bf16"},
-             "In what 16-bit floats sums and averages of float32 travel between nodes, from ring_from_kb on; they are "
+             "16-bit floats in which sums and averages of float32 travel between nodes, from ring_from_kb on; they are "
              "added up in float32."),
-      choice(&Options::gpu_algorithm, "gpu_algorithm", {"auto", "nccl", "hierarchical", "staged"},
-             "How arrays on GPUs are reduced: auto takes NCCL where it can go and each rank has a GPU of its own, and "
-             "else passes them through host memory (staged), which the last one forces; nccl takes NCCL also where "
-             "ranks share a GPU, and where it cannot go that is an error; hierarchical takes NCCL inside a node and "
-             "gpu_cross_algorithm between nodes."),
+      choice(
+          &Options::gpu_algorithm, "gpu_algorithm", {"auto", "nccl", "hierarchical", "staged"},
+          "Algorithm for arrays on GPUs: auto takes NCCL if it connects the ranks and each rank has a GPU of its own, "
+          "otherwise host memory, which staged forces; nccl takes NCCL also for ranks that share a GPU, and is an "
+          "error if NCCL does not connect the ranks; hierarchical takes NCCL inside a node and "
+          "gpu_cross_algorithm between nodes."),
       choice(&Options::gpu_cross_algorithm, "gpu_cross_algorithm", {"nccl", "mpi", "cuda_aware_mpi"},
              "Way between the nodes of gpu_algorithm=hierarchical: NCCL, MPI through host memory, or "
              "an MPI that takes addresses of GPUs itself."),
       number(&Options::gpus_per_rank, "gpus_per_rank", 1, 64,
-             "How many GPUs of a node each rank has for itself: init() chooses the first of them, by local rank."),
+             "Number of GPUs that each rank has for itself: init() chooses the first of them, by local rank."),
       choice(&Options::simd, "simd", {"auto", "scalar", "avx2", "avx512", "neon"},
              "Instruction set of the reduction kernels; auto takes the best that this CPU has."),
       choice(&Options::autotune, "autotune", {"off", "on"},
-             "Whether to look for better values of the thresholds and sizes above, but for those that are set, during "
-             "the first seconds of communication; says what it found.",
+             "Whether to look for better values of the thresholds and sizes above, except those that are set, "
+             "during the first seconds of communication, and print them.",
              "HOROVOD_AUTOTUNE"),
-      text(&Options::autotune_file, "autotune_file",
-           "Where rank 0 writes what autotune found. If the file exists, its values are used and nothing is tuned."),
+      text(
+          &Options::autotune_file, "autotune_file",
+          "File to which rank 0 writes the values that autotune has found. If the file exists, its values are used and "
+          "nothing is tuned."),
       text(&Options::timeline_filename, "timeline_filename",
-           "Where to write what each rank does and when, for chrome://tracing and Perfetto.", "HOROVOD_TIMELINE"),
+           "File for the timeline of all ranks, for chrome://tracing and Perfetto.", "HOROVOD_TIMELINE"),
       choice(&Options::timeline_mark_cycles, "timeline_mark_cycles", {"off", "on"},
              "Whether to mark the rounds of the negotiation in the timeline.", "HOROVOD_TIMELINE_MARK_CYCLES"),
       steps(&Options::timeline_steps, "timeline_steps",
-            "The steps of the optimizers that go into the timeline, both ends included; by default all."),
+            "Steps of the optimizers to record in the timeline, both ends included; by default all."),
       number(&Options::timeline_limit_mb, "timeline_limit_mb", 0.01, 1 << 20,
-             "Size of each rank's part of the timeline, in megabytes; what comes later is left out."),
+             "Size of each rank's part of the timeline, in megabytes; later events are left out."),
       text(&Options::flight_dir, "flight_dir",
            "Folder to which each rank writes its last 1,024 operations and the stacks of its threads when an operation "
            "stalls, when it loses another rank or gets SIGUSR1; by default one of this job's own in the folder for "
            "temporary files."),
-      choice(
-          &Options::log_level, "log_level", {"info", "trace", "debug", "warning", "error", "fatal"},
-          "From which level on there is something to read on standard error beside errors that are raised: info also "
-          "tells what autotune found, and trace and debug tell no more than that."),
+      choice(&Options::log_level, "log_level", {"info", "trace", "debug", "warning", "error", "fatal"},
+             "Minimum level of messages on standard error: info includes the result of autotune; trace and debug print "
+             "the "
+             "same as info."),
       number(&Options::metrics_port, "metrics_port", 0, 65535,
              "Port at which each rank serves its metrics for Prometheus, plus its local rank; 0 serves none."),
       text(&Options::metrics_address, "metrics_address",
@@ -147,25 +150,26 @@ const std::vector<Entry>& entries() {
            "0.0.0.0 serves them to all hosts."),
       number(
           &Options::kv_servers, "kv_servers", 0, 1 << 16,
-          "How many of the ranks that MPI has started become servers of key-value stores, which init() never leaves; "
-          "0 has a server in each worker."),
+          "Number of ranks that become servers of key-value stores, in which init() never returns; 0 has a server in "
+          "each worker."),
       number(&Options::kv_threads, "kv_threads", 0, 64,
              "Threads of a server of key-value stores that talk to workers, and of a worker that talk to servers over "
              "TCP, at most one for each of these; 0 takes two, or one where there are fewer cores."),
       number(&Options::kv_bound, "kv_bound", 1, 1LL << 40,
-             "From this many elements on a key of a store is cut over all servers; a smaller one is on one of them.",
+             "Number of elements from which on a key of a store is split over all servers; a smaller key is on one of "
+             "them.",
              "MXNET_KVSTORE_BIGARRAY_BOUND"),
       number(&Options::kv_outbox_mb, "kv_outbox_mb", 1, 1 << 20,
-             "Megabytes that a worker has on their way to a server on another host before a push waits."),
+             "Megabytes that a worker sends to a server on another host before a push waits for an answer."),
       number(&Options::kv_heartbeat_s, "kv_heartbeat_s", 0.05, kDay,
              "Seconds between the signs of life of workers and servers of key-value stores, at most a third of "
              "kv_timeout_s.",
              "PS_HEARTBEAT_INTERVAL"),
       number(&Options::kv_timeout_s, "kv_timeout_s", 0.2, kDay,
              "Seconds of silence after which a worker or server of key-value stores is dead.", "PS_HEARTBEAT_TIMEOUT"),
-      number(&Options::kv_rejoin_s, "kv_rejoin_s", 0, kDay,
-             "Seconds for which the other workers wait for one that comes in the place of a dead one, before they hear "
-             "of it."),
+      number(
+          &Options::kv_rejoin_s, "kv_rejoin_s", 0, kDay,
+          "Seconds for which the others wait for a replacement of a dead worker or server before they get an error."),
       number(&Options::kv_resend_ms, "kv_resend_ms", 1, 1e6,
              "Milliseconds after which a worker sends a request to a server again, ten times at most.",
              "PS_RESEND_TIMEOUT"),
@@ -176,17 +180,18 @@ const std::vector<Entry>& entries() {
              "dies, 2 and more each frame as well.",
              "PS_VERBOSE"),
       text(&Options::kv_interface, "kv_interface",
-           "Where servers of key-value stores listen: interfaces or ranges of addresses, as socket_interfaces; by "
-           "default the one that leads to the scheduler.",
+           "Interfaces or ranges of addresses where servers of key-value stores listen, as socket_interfaces; by "
+           "default "
+           "the one that leads to the scheduler.",
            "DMLC_INTERFACE"),
       text(&Options::kv_snapshot_dir, "kv_snapshot_dir",
-           "Folder to which servers of key-value stores write what they keep, and from which one that is started again "
-           "goes on."),
+           "Folder of the snapshots of servers of key-value stores, from which a restarted server goes on."),
       choice(
           &Options::kv_python_updaters, "kv_python_updaters", {"off", "on"},
           "Whether servers of key-value stores that are processes of their own run optimizers and updaters in Python, "
-          "which workers send them as pickles: who knows the job's secret can have them run anything."),
-      number(&Options::kv_snapshot_s, "kv_snapshot_s", 0, kDay, "Seconds between these snapshots; 0 writes none."),
+          "which workers send as pickles: any process that knows the job's secret can have them run anything."),
+      number(&Options::kv_snapshot_s, "kv_snapshot_s", 0, kDay,
+             "Seconds between the snapshots in kv_snapshot_dir; 0 writes none."),
   };
   return all;
 }
