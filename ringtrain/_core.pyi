@@ -111,7 +111,6 @@ class StoreServer:
         threads: int,
         node: str,
         timeout_s: float,
-        drop_percent: float,
         verbose: int,
     ) -> None: ...
     def start_timeline(self, path: str, number: int, process: str, limit_mb: float) -> None: ...
@@ -160,11 +159,9 @@ class StoreClient:
         token: str,
         node: str,
         threads: int = 1,
-        resend_s: float,
         timeout_s: float,
         return_s: float,
         outbox_mb: float,
-        drop_percent: float,
         verbose: int,
     ) -> None: ...
     def meet(self) -> None: ...

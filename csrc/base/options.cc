@@ -170,11 +170,6 @@ const std::vector<Entry>& entries() {
       number(
           &Options::kv_rejoin_s, "kv_rejoin_s", 0, kDay,
           "Seconds for which the others wait for a replacement of a dead worker or server before they get an error."),
-      number(&Options::kv_resend_ms, "kv_resend_ms", 1, 1e6,
-             "Milliseconds after which a worker sends a request to a server again, ten times at most.",
-             "PS_RESEND_TIMEOUT"),
-      number(&Options::kv_drop_percent, "kv_drop_percent", 0, 90,
-             "For tests: of the frames that workers and servers receive, this share is thrown away.", "PS_DROP_MSG"),
       number(&Options::kv_verbose, "kv_verbose", 0, 9,
              "Log of workers and servers of key-value stores on standard error: 1 who listens where, comes, goes and "
              "dies, 2 and more each frame as well.",

@@ -62,8 +62,6 @@ struct Options {
   double      kv_heartbeat_s         = 5;
   double      kv_timeout_s           = 30;
   double      kv_rejoin_s            = 0;
-  double      kv_resend_ms           = 1000;
-  double      kv_drop_percent        = 0;
   int64_t     kv_verbose             = 0;
   std::string kv_interface           = "";
   std::string kv_snapshot_dir        = "";

@@ -59,8 +59,8 @@ std::vector<std::vector<SocketAddress>> to_addresses(
 std::shared_ptr<StoreClient> make_client(int worker, uint32_t term, int workers, int capacity,
                                          const std::vector<std::vector<std::pair<std::string, int>>>& servers,
                                          const nb::bytes& secret, const std::string& token, const std::string& node,
-                                         int threads, double resend_s, double timeout_s, double return_s,
-                                         double outbox_mb, double drop_percent, int verbose) {
+                                         int threads, double timeout_s, double return_s, double outbox_mb,
+                                         int verbose) {
   StoreClientOptions options;
   options.workers = workers;
   options.node = node;
@@ -71,11 +71,9 @@ std::shared_ptr<StoreClient> make_client(int worker, uint32_t term, int workers,
   options.remote.secret.assign(secret.c_str(), secret.size());
   options.remote.token = token;
   options.remote.threads = threads;
-  options.remote.resend_s = resend_s;
   options.remote.timeout_s = timeout_s;
   options.remote.return_s = return_s;
   options.remote.outbox_bytes = static_cast<size_t>(outbox_mb * (1 << 20));
-  options.remote.drop_percent = drop_percent;
   options.remote.verbose = verbose;
   ReleasedGil release;
   return owned_here(new StoreClient(std::move(options), &require_no_signal));
@@ -226,7 +224,7 @@ void bind_store_handle(nb::module_& module) {
 
 std::shared_ptr<StoreServer> make_server(int number, int capacity, const std::vector<int>& listeners,
                                          const nb::bytes& secret, const std::string& token, int threads,
-                                         const std::string& node, double timeout_s, double drop_percent, int verbose) {
+                                         const std::string& node, double timeout_s, int verbose) {
   ServerOptions options;
   options.number = number;
   options.capacity = capacity;
@@ -236,7 +234,6 @@ std::shared_ptr<StoreServer> make_server(int number, int capacity, const std::ve
   options.threads = threads;
   options.node = node;
   options.timeout_s = timeout_s;
-  options.drop_percent = drop_percent;
   options.verbose = verbose;
   return owned_here(new StoreServer(std::move(options)));
 }
@@ -350,8 +347,7 @@ void bind_store_client(nb::module_& module) {
   nb::class_<StoreClient>(module, "StoreClient", "A worker's side of stores; see csrc/kvstore/worker/client.h.")
       .def(nb::new_(&make_client), nb::kw_only(), nb::arg("worker"), nb::arg("term") = 0, nb::arg("workers"),
            nb::arg("capacity"), nb::arg("servers"), nb::arg("secret"), nb::arg("token"), nb::arg("node"),
-           nb::arg("threads") = 1, nb::arg("resend_s"), nb::arg("timeout_s"), nb::arg("return_s"), nb::arg("outbox_mb"),
-           nb::arg("drop_percent"), nb::arg("verbose"))
+           nb::arg("threads") = 1, nb::arg("timeout_s"), nb::arg("return_s"), nb::arg("outbox_mb"), nb::arg("verbose"))
       .def(
           "open",
           [](StoreClient& client, uint32_t store, bool is_synchronous, std::optional<int64_t> max_staleness,
@@ -413,7 +409,7 @@ void bind_store_server(nb::module_& module) {
   nb::class_<StoreServer>(module, "StoreServer", "A server of key-value stores; see csrc/kvstore/server/server.h.")
       .def(nb::new_(&make_server), nb::kw_only(), nb::arg("number"), nb::arg("capacity"), nb::arg("listeners"),
            nb::arg("secret"), nb::arg("token"), nb::arg("threads"), nb::arg("node"), nb::arg("timeout_s"),
-           nb::arg("drop_percent"), nb::arg("verbose"))
+           nb::arg("verbose"))
       .def("start_timeline", &start_timeline, nb::arg("path"), nb::arg("number"), nb::arg("process"),
            nb::arg("limit_mb"), Release(), "A file of what its threads do, until close().")
       .def("lost", &lose_worker, nb::arg("worker"), nb::arg("first_term") = 0,

@@ -100,6 +100,8 @@ def init(
             return
         shutdown()
     launched_by.own_place("init()")
+    for sentence in table.gone(keywords):
+        failure.warn(sentence, DeprecationWarning)
     while not _join(comm, process_sets, dict(keywords)):
         pass
 

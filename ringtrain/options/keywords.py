@@ -50,8 +50,6 @@ class Options(TypedDict, total=False):
     kv_heartbeat_s: float
     kv_timeout_s: float
     kv_rejoin_s: float
-    kv_resend_ms: float
-    kv_drop_percent: float
     kv_verbose: float
     kv_interface: str | PathLike[str]
     kv_snapshot_dir: str | PathLike[str]

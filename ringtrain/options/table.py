@@ -46,6 +46,11 @@ _RANGES_IN_WORDS = {
 TABLE = [Option(**row) for row in _core.option_table()]
 # For tests and experiments of developers; docs/options.md leaves them out.
 _OF_DEVELOPERS = {"kv_outbox_mb", "simd"}
+# Options that are no more, and why they are not needed.
+GONE = {
+    "kv_resend_ms": "TCP sends again what is lost",
+    "kv_drop_percent": "TCP drops nothing",
+}
 
 
 def environment_name(name: str) -> str:
@@ -62,7 +67,7 @@ def resolve(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ
     """
     known = {option.name for option in TABLE}
     for name in keywords:
-        if name not in known:
+        if name not in known and name not in GONE:
             near = _nearest(name, known)
             nearly = [near] if near else sorted(option for option in known if option.startswith(f"{name.lower()}_"))
             words = " or ".join(map(repr, nearly))
@@ -72,21 +77,29 @@ def resolve(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ
     return {option.name: _resolve_one(option, keywords, environ, implied) for option in TABLE}
 
 
+def gone(keywords: Collection[str]) -> list[str]:
+    """A sentence for each keyword that is an option no more."""
+    return [f"the option {name} has no effect any more: {GONE[name]}" for name in keywords if name in GONE]
+
+
 def _nearest(name: str, known: Collection[str]) -> str | None:
     found = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
     return found[0] if found else None
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each environment variable that is nearly the name of an option."""
+    """A sentence for each environment variable that is nearly the name of an option, or that of one that is gone."""
     known = {option.name: environment_name(option.name) for option in TABLE}
     prefix = environment_name("")
     sentences = []
     for variable in environ:
         if not variable.upper().startswith(prefix) or variable in known.values():
             continue
-        near = _nearest(variable[len(prefix) :], known)
-        if near:
+        name = variable[len(prefix) :].lower()
+        near = _nearest(name, known)
+        if name in GONE:
+            sentences.append(f"{variable} has no effect any more: {GONE[name]}")
+        elif near:
             sentences.append(f"{variable} has no effect: there is no such option; did you mean {known[near]}?")
     return sentences
 
@@ -106,12 +119,13 @@ def set_by_user(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.env
 
 def differing(keywords: Mapping[str, Any], settings: Mapping[str, str]) -> list[str]:
     """Names of the options whose value among the keywords is not that in `settings`. Raises as `resolve` does."""
-    wanted = resolve(keywords)
+    wanted = resolve({name: value for name, value in keywords.items() if name not in GONE})
     numbers = {option.name for option in TABLE if option.type == "number"}
     return [
         name
         for name in keywords
-        if (float(wanted[name]) != float(settings[name]) if name in numbers else wanted[name] != settings[name])
+        if name in wanted
+        and (float(wanted[name]) != float(settings[name]) if name in numbers else wanted[name] != settings[name])
     ]
 
 

@@ -42,7 +42,6 @@ _TRAFFIC = {
     "sent_bytes": "Bytes that were sent over TCP.",
     "received_messages": "Messages that came over TCP.",
     "received_bytes": "Bytes that came over TCP.",
-    "dropped_messages": "Messages that were thrown away because of kv_drop_percent.",
 }
 # The values that may fall; all others only grow.
 _LEVELS = ("outbox_bytes", "connections", "waiting_requests")
@@ -101,8 +100,8 @@ def metrics() -> dict[str, Any]:
 
         With a key-value store that has servers also "kvstore", a dict of what this worker has done: "pushes" and
         "pulls" of values and their "push_bytes" and "pull_bytes", the seconds "waiting_s" for servers and others, and
-        what has gone over TCP: "sent_bytes", "sent_messages", "received_bytes", "received_messages",
-        "dropped_messages", and "outbox_bytes" that are under way now. Of a server in this process "kvstore_server":
+        what has gone over TCP: "sent_bytes", "sent_messages", "received_bytes", "received_messages", and "outbox_bytes"
+        that are under way now. Of a server in this process "kvstore_server":
         the same of its TCP, its "connections", and the "waiting_requests" there.
 
     Raises:

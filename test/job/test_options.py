@@ -53,6 +53,16 @@ def test_a_misspelt_variable_is_told_with_the_right_one(name):
     ]
 
 
+@pytest.mark.parametrize("name", table.GONE)
+def test_an_option_that_is_gone_is_taken_and_says_why(name):
+    assert table.gone([name])[0].startswith(f"the option {name} has no effect any more: TCP ")
+    settings = table.resolve({name: 5}, {})
+    assert table.differing({name: 7}, settings) == []
+    assert table.misspelt({f"RINGTRAIN_{name.upper()}": "5"})[0].startswith(
+        f"RINGTRAIN_{name.upper()} has no effect any more: TCP "
+    )
+
+
 def test_no_variable_of_ringtrain_or_of_somebody_else_counts_as_misspelt():
     root = Path(table.__file__).parents[2]
     sources = [

@@ -69,13 +69,13 @@ def take_descriptors():
             pass
         for one in mine:
             os.close(one)
-shares, drop, threads, number = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+shares, threads, number = map(int, sys.argv[1:])
 door = socket.create_server(("127.0.0.1", 0), backlog=64)
 door.setblocking(False)
 print(door.getsockname()[1], flush=True)
 server = _core.StoreServer(number=number, capacity={CAPACITY}, listeners=[door.detach()], secret={SECRET!r},
                            token={TOKEN!r}, threads=threads, node="here" if shares else "", timeout_s=20,
-                           drop_percent=drop, verbose=0)
+                           verbose=0)
 for line in sys.stdin:
     what, text = line.split()
     if what == "copies":
@@ -166,9 +166,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def served(shares_memory: bool = False, drop_percent: float = 0, threads: int = 1, number: int = 0) -> Iterator[Server]:
+def served(shares_memory: bool = False, threads: int = 1, number: int = 0) -> Iterator[Server]:
     """It must end well when its input does, unless the test kills it."""
-    options = (int(shares_memory), drop_percent, threads, number)
+    options = (int(shares_memory), threads, number)
     command = [sys.executable, "-c", _SERVER, *map(str, options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -260,14 +260,16 @@ class Worker:
     def __exit__(self, *unused: object) -> None:
         self.sock.close()
 
-    def say(self, said: str, body: bytes = b"", **fields: float) -> int:
-        self._id += 1
+    def say(self, said: str, body: bytes = b"", id: int = 0, **fields: float) -> int:
+        """Returns the number of the message; `id`: that of one before, which comes again."""
+        if not id:
+            id = self._id = self._id + 1
         words = head(said, body_bytes=len(body), **fields)
-        data = FRAME.pack(HEAD_TAG, self._id, len(words)) + words
+        data = FRAME.pack(HEAD_TAG, id, len(words)) + words
         if body:
-            data += FRAME.pack(BODY_TAG, self._id, len(body)) + body
+            data += FRAME.pack(BODY_TAG, id, len(body)) + body
         self.sock.sendall(data)
-        return self._id
+        return id
 
     def hear(self) -> Message:
         tag, number, size = FRAME.unpack(self._receive(FRAME.size))

@@ -64,11 +64,9 @@ class Worker:
             secret=_SECRET,
             token=_TOKEN,
             node="here" if shares_memory else "",
-            resend_s=1.0,
             timeout_s=workers.timeout_s,
             return_s=workers.return_s,
             outbox_mb=64.0,
-            drop_percent=0.0,
             verbose=0,
         )
         self.client.meet()
@@ -166,7 +164,6 @@ class Workers:
                     threads=1,
                     node="here" if number in shares_memory else "",
                     timeout_s=10.0,
-                    drop_percent=0.0,
                     verbose=0,
                 )
             )

@@ -194,6 +194,22 @@ def test_the_chunks_of_a_push_are_early_or_refused_together() -> None:
         _require_all_chunks(worker, 4)
 
 
+def test_a_request_that_waits_takes_the_number_with_which_it_comes_again() -> None:
+    """Its worker has heard meanwhile that a push before it was refused."""
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker, (CHUNKS * CHUNK,))
+        _say_chunks(worker, (0,), 1, number=1, push=2)
+        pull = worker.say("pull", number=2)
+        assert worker.has_heard_nothing()
+        assert worker.say("pull", id=pull, number=1) == pull
+        assert worker.hear().said == "held"
+        _say_chunks(worker, (1, 2), 1, number=1, push=2)
+        answers = [worker.hear() for _ in range(CHUNKS + 1)]
+        assert [answer.said for answer in answers] == ["done"] * (CHUNKS + 1)
+        (value,) = [answer.body for answer in answers if answer.id == pull]
+        require_equal(np.frombuffer(value, np.float32), np.ones(CHUNK, np.float32))
+
+
 def test_a_worker_hears_that_chunks_of_a_large_push_have_come() -> None:
     chunks = 20
     with served() as server, Worker(server, 0) as worker:

@@ -884,27 +884,6 @@ def test_a_trainer_updates_on_servers(tmp_path, kind):
             assert float(said.split()[-1]) < 0.2
 
 
-DROPS = """
-kv = kvstore.create("KIND")
-kv.set_optimizer("test")
-kv.init(["a", "b"], [np.zeros(70000, np.float32), np.zeros(10, np.float32)])
-for turn in range(40):
-    kv.push(["a", "b"], [np.ones(70000, np.float32), np.ones(10, np.float32)])
-    kv.pull(["a", "b"])
-kv.wait()
-kv.barrier()
-assert (kv.pull("a") == 80).all() and (kv.pull("b") == 80).all()
-print("exact")
-"""
-
-
-@pytest.mark.parametrize("kind", [pytest.param("dist_async", marks=pytest.mark.slow), "dist_sync"])
-def test_frames_that_are_dropped_are_sent_again(tmp_path, kind):
-    variables = {"PS_DROP_MSG": "10", "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "50", "RINGTRAIN_SHARED_MEMORY": "off"}
-    with job(tmp_path, 2, 2, **variables) as one:
-        assert all("exact" in said for said in run(one, 2, [DROPS.replace("KIND", kind)] * 2))
-
-
 SURVIVES = """
 kv = kvstore.create("dist_async")
 kv.set_optimizer("test")
@@ -1071,7 +1050,6 @@ after = hvd.metrics()["kvstore"]
 counted = {name: after[name] - before[name] for name in after}
 assert (counted["pushes"], counted["push_bytes"], counted["pulls"], counted["pull_bytes"]) == (6, 24000, 2, 8000)
 assert counted["waiting_s"] > 0 and counted["sent_bytes"] > 24000 and counted["received_bytes"] > 8000
-assert after["dropped_messages"] == 0
 kv.barrier()
 port = int(os.environ["RINGTRAIN_METRICS_PORT"])
 pages = [urllib.request.urlopen(f"http://localhost:{port + i}/metrics", timeout=10).read().decode() for i in range(3)]

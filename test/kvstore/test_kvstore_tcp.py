@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from harness.exact import require_equal
-from store_wire import CAPACITY, FRAME, HEAD, SAID, SECRET, TOKEN, Server, served
+from store_wire import CAPACITY, FRAME, HEAD, SECRET, TOKEN, Server, served
 
 from ringtrain._core import DTYPES, StoreClient, StoreHandle, StoreKey, StoreServer
 from ringtrain.arrays import numpy as arrays
@@ -44,12 +44,10 @@ class Worker:
                 "secret": SECRET,
                 "token": TOKEN,
                 "node": "",
-                "resend_s": 1.0,
                 "timeout_s": 20.0,
                 "return_s": 0.0,
                 "outbox_mb": 1,
                 "threads": 2,
-                "drop_percent": 0.0,
                 "verbose": 0,
             }
             | options
@@ -104,9 +102,9 @@ def wait(handle: StoreHandle) -> None:
 
 
 @contextlib.contextmanager
-def two_workers(is_sync: bool, server_drops: float = 0, **options: Any) -> Iterator[tuple[Worker, Worker]]:
+def two_workers(is_sync: bool, **options: Any) -> Iterator[tuple[Worker, Worker]]:
     """In one process, over two servers in processes of their own."""
-    with served(drop_percent=server_drops) as first, served(drop_percent=server_drops, number=1) as second:
+    with served() as first, served(number=1) as second:
         workers = []
         for number in range(2):
             worker = Worker(number, [first.port, second.port], **options)
@@ -214,7 +212,7 @@ def test_a_push_to_a_server_that_does_not_answer_is_applied_at_all_servers_of_it
     """That server goes on, and applies it, after its worker has given it up."""
     with served() as first, served(number=1) as second:
         ports, counts = [first.port, second.port], (20_000,)
-        worker = Worker(0, ports, counts, resend_s=0.1, timeout_s=2.0)
+        worker = Worker(0, ports, counts, timeout_s=2.0)
         worker.open()
         other = Worker(1, ports, counts)
         other.open()
@@ -254,7 +252,7 @@ def require_refused(handle: StoreHandle) -> None:
 def test_a_push_after_one_that_was_refused_is_taken() -> None:
     with served() as server:
         # more chunks than leave at once, so that the first refusal comes before the last chunk is sent
-        worker = Worker(0, [server.port], counts=(4_000_000, 7), workers=1, timeout_s=5.0, resend_s=0.5)
+        worker = Worker(0, [server.port], counts=(4_000_000, 7), workers=1, timeout_s=5.0)
         worker.open(rule="")
         for _ in range(2):
             require_refused(worker.push(1))
@@ -267,7 +265,7 @@ def test_a_push_after_one_that_was_refused_is_taken() -> None:
 
 def test_pushes_that_follow_a_refused_one_at_once_are_refused_each() -> None:
     with served() as server:
-        worker = Worker(0, [server.port], workers=1, timeout_s=5.0, resend_s=0.5)
+        worker = Worker(0, [server.port], workers=1, timeout_s=5.0)
         worker.open(rule="")
         handles = [worker.push(1) for _ in range(5)]
         for handle in handles:
@@ -276,21 +274,6 @@ def test_pushes_that_follow_a_refused_one_at_once_are_refused_each() -> None:
         worker.client.set_rule(0, "test", "mxnet", {}, 0, False, True)
         require_all(worker.push_pull(4), 4)
         worker.client.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_sync", [True, False], ids=["sync", "async"])
-def test_500_rounds_are_exact_when_a_tenth_of_all_messages_is_dropped(is_sync: bool) -> None:
-    def rounds(worker: Worker, value: float) -> list[Floats]:
-        for _ in range(499):
-            worker.push_pull(value)
-        return worker.push_pull(value)
-
-    dropped = {"drop_percent": 10.0, "resend_s": 0.02}
-    with two_workers(is_sync, server_drops=10, counts=(3, 1021, 16_400), **dropped) as (a, b):
-        together(lambda: rounds(a, 1), lambda: rounds(b, 2))
-        require_all(a.pull(), 1500)
-        assert a.client.metrics()["dropped_messages"] > 100
 
 
 class Proxy:
@@ -326,32 +309,6 @@ class Proxy:
     def _pass_all(self, source: socket.socket, target: socket.socket) -> None:
         while data := source.recv(1 << 16):
             target.sendall(data)
-
-
-class LosingProxy(Proxy):
-    """Loses the first message of this kind that a worker sends."""
-
-    _HELLO_BYTES = _PROOF_BYTES = 32  # of the handshake
-
-    def __init__(self, port: int, said: str) -> None:
-        self._said, self.has_lost = SAID.index(said), threading.Event()
-        super().__init__(port)
-
-    def _pass_all(self, source: socket.socket, target: socket.socket) -> None:
-        if source.getsockname()[1] != self.port:
-            return super()._pass_all(source, target)
-        with source.makefile("rb") as stream:
-            for size in (self._HELLO_BYTES, self._PROOF_BYTES):
-                target.sendall(stream.read(size))
-            while message := stream.read(FRAME.size + HEAD.size):
-                head = HEAD.unpack(message[FRAME.size :])
-                if head[6]:
-                    message += stream.read(FRAME.size + head[6])
-                if head[0] != self._said or self.has_lost.is_set():
-                    target.sendall(message)
-                else:
-                    self.has_lost.set()
-        return None
 
 
 class PaddingProxy(Proxy):
@@ -422,40 +379,18 @@ def test_a_connection_that_is_cut_is_made_again_and_nothing_counts_twice() -> No
 def test_a_push_that_a_server_has_put_off_is_not_lost_with_its_connection() -> None:
     with served() as server:
         proxy = Proxy(server.port)
-        worker = Worker(0, [proxy.port], counts=(7,), workers=1, resend_s=0.1)
+        worker = Worker(0, [proxy.port], counts=(7,), workers=1)
         worker.open(rule="")
         worker.client.set_rule(0, "program", "server", {"keeps_gradient": 1}, 0, False, True)
         wait(worker.push(1))  # the server puts off the next one until a program has taken this one
         values, outs = worker.full(2), worker.full(-1)
         views = ([arrays.view(one) for one in values], [arrays.view(one) for one in outs])
         later = worker.client.push_pull(0, worker.ids, *views, worker.rate, 0)
-        assert not later.wait(1)  # the server has been asked again, and has answered that it has the push
+        assert not later.wait(1)
         proxy.cut()
         assert server.ask("updates", "2") == "ok"
         wait(later)
         require_all(outs, 1 + 2)
-        worker.client.close()
-
-
-def test_a_question_that_is_lost_is_asked_again_while_other_messages_are_answered() -> None:
-    with served() as server:
-        proxy = LosingProxy(server.port, "rule")
-        worker = Worker(0, [proxy.port], counts=(3,), workers=1, resend_s=0.2)
-        worker.open(rule="")
-        is_ruled = threading.Event()
-
-        def pull_until_it_is_ruled() -> bool:
-            end = time.monotonic() + _END_S / 4
-            while not is_ruled.is_set() and time.monotonic() < end:
-                worker.pull()
-            return is_ruled.is_set()
-
-        with ThreadPoolExecutor(1) as pool:
-            pulls = pool.submit(pull_until_it_is_ruled)
-            worker.client.set_rule(0, "test", "mxnet", {}, 0, False, True)
-            is_ruled.set()
-            assert pulls.result(_END_S)
-        assert proxy.has_lost.is_set()
         worker.client.close()
 
 
@@ -478,7 +413,7 @@ def test_a_server_that_is_killed_is_lost_at_once() -> None:
 
 def test_a_server_that_is_stopped_is_lost_after_a_while() -> None:
     with served() as server:
-        text = _lost(server, lambda _: server.stop(), resend_s=0.1, timeout_s=2.0)
+        text = _lost(server, lambda _: server.stop(), timeout_s=2.0)
         assert "has not answered for" in text
         server.process.send_signal(signal.SIGCONT)
 
@@ -566,7 +501,7 @@ def test_a_forked_child_that_lets_go_of_a_store_writes_to_none_of_its_files(tmp_
         worker.open()
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
-        about = {"secret": SECRET, "token": TOKEN, "node": "", "timeout_s": 20, "drop_percent": 0, "verbose": 0}
+        about = {"secret": SECRET, "token": TOKEN, "node": "", "timeout_s": 20, "verbose": 0}
         own = StoreServer(number=1, capacity=CAPACITY, listeners=[listener.detach()], threads=1, **about)
         if (child := os.fork()) == 0:
             with contextlib.ExitStack() as stack:

@@ -144,7 +144,7 @@ from ringtrain import _core
 listener = socket.create_server(("127.0.0.1", 0))
 server = _core.StoreServer(
     number=0, capacity=1, listeners=[listener.detach()], secret=b"x", token="", threads=1, node="", timeout_s=5.0,
-    drop_percent=0.0, verbose=0,
+    verbose=0,
 )
 try:
     server.start_timeline("/no/such/folder/t.json", 7, "server 0", 1.0)

@@ -88,7 +88,7 @@ FORMER: Mapping[int, Former] = {
         "a server that comes back throws away what is in the memory of its workers",
         "store",
         "90092df",
-        33438,
+        196,
         decision=(
             Patch(
                 "kvstore/server/server_stores.cc",
@@ -109,7 +109,7 @@ FORMER: Mapping[int, Former] = {
         "after a push that was refused, a live server is said to be gone",
         "store",
         "7af550d",
-        15,
+        179,
         decision=(
             Patch(
                 _SESSION,

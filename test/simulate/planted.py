@@ -208,8 +208,8 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     "a push that comes before the one before it counts": Patch(
         _ACTOR, "    else if (seq != before + 1)\n      return Outcome::early;\n", ""
     ),
-    "a repeated answer puts off asking for other chunks of the push": Patch(
-        _REMOTE_SERVER, "if (is_news(request, head.said)) flight", "if (head.said != Said::staged) flight"
+    "a request that waits keeps the number that it came with first": Patch(
+        _SESSION, "if (deferred_.count(id)) renumber(id, head.number);", ""
     ),
 }
 

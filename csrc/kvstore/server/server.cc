@@ -143,7 +143,6 @@ StoreServer::StoreServer(ServerOptions options)
       shared_(options.number, !options.node.empty(), options.timeout_s) {
   shared_.words = {random_number(), getpid(), options.node};
   shared_.traffic.name = "server " + std::to_string(options.number);
-  shared_.traffic.drop_percent = options.drop_percent;
   shared_.traffic.verbose = options.verbose;
   shared_.tell_others = [this](Part& part, size_t chunk) {
     if (threads_.size() > 1 && part.has_parked())
@@ -250,7 +249,6 @@ std::map<std::string, double> StoreServer::metrics() const {
           {"sent_messages", number(traffic.sent_messages)},
           {"received_bytes", number(traffic.received_bytes)},
           {"received_messages", number(traffic.received_messages)},
-          {"dropped_messages", number(traffic.dropped)},
           {"connections", static_cast<double>(shared_.connections.load())},
           {"waiting_requests", static_cast<double>(waiting)}};
 }

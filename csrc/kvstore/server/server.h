@@ -94,7 +94,7 @@ struct ServerOptions {
   std::string secret, token;          // see Credentials
   int threads = 1;
   std::string node;  // equal in processes that may share memory; empty: it shares none
-  double timeout_s = 30, drop_percent = 0;
+  double timeout_s = 30;
   int verbose = 0;
 };
 

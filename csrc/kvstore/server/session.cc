@@ -304,8 +304,9 @@ Actor& Session::actor_of(const Head& head) {
   return *actor;
 }
 
-// One that has come before is still waited for: its worker has not heard so.
+// One that has come before is still waited for: its worker has not heard so, or counts it with another number now.
 void Session::take_request(uint32_t id, const Head& head) {
+  if (deferred_.count(id)) renumber(id, head.number);
   if (deferred_.count(id) || home_.waiting_room().has({number_, id})) return say(id, Said::held);
   const auto error = error_of([&] {
     Actor& actor = actor_of(head);
@@ -340,6 +341,12 @@ void Session::carry_out_in_order(const Request& request) {
 void Session::defer(const Request& request, std::deque<Request>& queue) {
   deferred_.insert(request.id);
   queue.push_back(request);
+}
+
+void Session::renumber(uint32_t id, int64_t number) {
+  for (std::deque<Request>* const queue : {&busy_, &unsent_})
+    for (Request& request : *queue)
+      if (request.id == id) request.head.number = number;
 }
 
 // The requests of a chunk stay in order, because its pushes are counted one by one.

@@ -158,6 +158,8 @@ class Session final : Connection::Owner {
   Result change(const Request& request);
   Result read_state(const Request& request);
   void defer(const Request& request, std::deque<Request>& queue);
+  // Of one that is in a queue.
+  void renumber(uint32_t id, int64_t number);
   void carry_out_in_order(const Request& request);
   static PieceName piece_of(const Request& request);
   bool is_behind_push(const Request& request) const;

@@ -48,8 +48,7 @@ Connection::Connection(Poller& poller, Owner& owner, Traffic& traffic, Descripto
       traffic_(traffic),
       stream_(std::move(socket)),
       head_frame_(frame_for(nullptr)),
-      body_frame_(frame_for(nullptr)),
-      random_(reinterpret_cast<uintptr_t>(this) ^ static_cast<uint64_t>(now_s() * 1e9)) {
+      body_frame_(frame_for(nullptr)) {
   poller_.add(stream_.socket(), *this, false);
 }
 
@@ -129,7 +128,7 @@ std::shared_ptr<IncomingFrame> Connection::place_body(const FrameHeader& header)
   const bool belongs =
       header.tag == kBodyTag && header.number == head_frame_->header.number && header.bytes == head_.body_bytes;
   if (!belongs) return nullptr;
-  begin(*body_frame_, header, drops_ ? nullptr : owner_.place(header.number, head_));
+  begin(*body_frame_, header, owner_.place(header.number, head_));
   return body_frame_;
 }
 
@@ -139,10 +138,6 @@ void Connection::complete(IncomingFrame& frame) {
     if (is_broken_ || waits_for_body_) return;
   }
   waits_for_body_ = false;
-  if (drops_) {
-    traffic_.dropped.fetch_add(1, std::memory_order_relaxed);
-    return;
-  }
   const auto error = error_of([&] { owner_.take(head_frame_->header.number, head_); });
   if (!error) return;
   is_broken_ = true;
@@ -153,19 +148,9 @@ void Connection::begin_message() {
   is_broken_ = !is_possible(head_);
   if (is_broken_) return;
   waits_for_body_ = head_.body_bytes > 0;
-  drops_ = is_dropped();
   traffic_.received_messages.fetch_add(1, std::memory_order_relaxed);
   traffic_.received_bytes.fetch_add(sizeof(FrameHeader) + sizeof(Head) + head_.body_bytes, std::memory_order_relaxed);
-  if (traffic_.verbose >= 2) say(drops_ ? "drops" : "gets", head_frame_->header.number, head_);
-}
-
-bool Connection::is_dropped() {
-  if (traffic_.drop_percent <= 0) return false;
-  random_ ^= random_ << 13;
-  random_ ^= random_ >> 7;
-  random_ ^= random_ << 17;
-  constexpr uint64_t kParts = 10000;
-  return static_cast<double>(random_ % kParts) < traffic_.drop_percent * (kParts / 100.0);
+  if (traffic_.verbose >= 2) say("gets", head_frame_->header.number, head_);
 }
 
 void Connection::end(int error) {

@@ -16,10 +16,9 @@ namespace ringtrain {
 
 // Shared by the connections of a server, or of a client: their traffic. Any thread.
 struct Traffic {
-  std::string name;         // who says what it writes
-  double drop_percent = 0;  // of the messages that come: a test of what an unreliable network does
-  int verbose = 0;          // 2: every message is a line
-  std::atomic<uint64_t> sent_bytes{0}, sent_messages{0}, received_bytes{0}, received_messages{0}, dropped{0};
+  std::string name;  // who says what it writes
+  int verbose = 0;   // 2: every message is a line
+  std::atomic<uint64_t> sent_bytes{0}, sent_messages{0}, received_bytes{0}, received_messages{0};
 };
 
 class Connection final : public Watched, FrameStream::Receiver {
@@ -64,7 +63,6 @@ class Connection final : public Watched, FrameStream::Receiver {
   std::shared_ptr<IncomingFrame> place_body(const FrameHeader& header);
   void complete(IncomingFrame& frame) override;
   void begin_message();
-  bool is_dropped();
   void note_what_is_left();
   void end(int error);
   void say(const char* what, uint32_t id, const Head& head) const;
@@ -75,9 +73,8 @@ class Connection final : public Watched, FrameStream::Receiver {
   FrameStream stream_;
   const std::shared_ptr<IncomingFrame> head_frame_, body_frame_;
   Head head_;  // of the message that comes
-  bool waits_for_body_ = false, drops_ = false, is_broken_ = false, has_ended_ = false, was_full_ = false;
+  bool waits_for_body_ = false, is_broken_ = false, has_ended_ = false, was_full_ = false;
   bool waits_for_room_ = false;  // the Poller says when the socket has some
-  uint64_t random_;
 };
 
 }  // namespace ringtrain

@@ -21,7 +21,6 @@ Remote::Remote(RemoteOptions options)
                    options_.capacity + static_cast<int>(options_.servers.size())},
       questions_(first_question()) {
   traffic_.name = "worker " + std::to_string(options_.worker);
-  traffic_.drop_percent = options_.drop_percent;
   traffic_.verbose = options_.verbose;
   const size_t servers = options_.servers.size();
   const size_t threads = std::max(size_t{1}, std::min(static_cast<size_t>(std::max(1, options_.threads)), servers));
@@ -236,10 +235,11 @@ void Remote::end(const Error& error) {
 std::map<std::string, double> Remote::metrics() const {
   const auto number = [](const std::atomic<uint64_t>& counter) { return static_cast<double>(counter.load()); };
   const Lock lock(mutex_);
-  return {
-      {"sent_bytes", number(traffic_.sent_bytes)},         {"sent_messages", number(traffic_.sent_messages)},
-      {"received_bytes", number(traffic_.received_bytes)}, {"received_messages", number(traffic_.received_messages)},
-      {"dropped_messages", number(traffic_.dropped)},      {"outbox_bytes", static_cast<double>(used_)}};
+  return {{"sent_bytes", number(traffic_.sent_bytes)},
+          {"sent_messages", number(traffic_.sent_messages)},
+          {"received_bytes", number(traffic_.received_bytes)},
+          {"received_messages", number(traffic_.received_messages)},
+          {"outbox_bytes", static_cast<double>(used_)}};
 }
 
 }  // namespace ringtrain

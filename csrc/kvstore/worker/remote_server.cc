@@ -15,7 +15,7 @@ namespace {
 // that urgent messages do not wait long behind it.
 constexpr size_t kWindowBytes = 8 << 20, kMostRequests = 4096, kQueuedBytes = 512 << 10;
 constexpr int kMostSilences = 10, kMostDials = 5;
-constexpr double kLongestPause_s = 0.1;
+constexpr double kLongestPause_s = 0.1, kProbe_s = 1;
 // A process that was there, and whose port nobody listens at any more, has ended.
 constexpr double kRefused_s = 0.5;
 
@@ -76,7 +76,7 @@ void RemoteServer::has_ended(int error) {
 void RemoteServer::end_connection() {
   if (connection_) poller_.bury(std::move(connection_));
   connection_.reset();
-  is_met_ = is_open_ = false;
+  is_met_ = is_open_ = is_put_off_ = false;
   question_id_ = 0;
   dialler_.give_up();
 }
@@ -124,13 +124,16 @@ void RemoteServer::close(const Error& error) {
 
 // ---------------------------------------------------------------------------------------------------- who it is
 
-void RemoteServer::say_hello() {
+Head RemoteServer::hello_head() const {
   Head head;
   head.said = Said::hello;
   head.number = options_.term;
+  return head;
+}
+
+void RemoteServer::say_hello() {
   question_id_ = next_id_++;
-  note_asked();
-  connection_->send(question_id_, head);
+  connection_->send(question_id_, hello_head());
 }
 
 void RemoteServer::take_hello() {
@@ -280,18 +283,20 @@ void RemoteServer::open() {
   std::vector<std::pair<uint64_t, uint32_t>> sent;
   for (const auto& [id, request] : requests_) sent.emplace_back(request.order, id);
   std::sort(sent.begin(), sent.end());
-  for (const auto& [order, id] : sent) transmit(id, requests_.at(id), false);
-}
-
-void RemoteServer::note_asked() {
-  asked_at_ = now_s();
-  asked_transmission_ = ++transmissions_;
+  for (const auto& [order, id] : sent) transmit(id, requests_.at(id));
 }
 
 void RemoteServer::send_question() {
-  note_asked();
+  is_put_off_ = false;
   const RemoteQuestion& question = questions_.front();
   connection_->send(question_id_, question.head, question.body);
+}
+
+// The server cannot answer it yet.
+void RemoteServer::put_off() {
+  constexpr double kPause_s = 0.25;
+  is_put_off_ = true;
+  ask_at_ = now_s() + kPause_s;
 }
 
 void RemoteServer::answer_question(const Head& head) {
@@ -361,8 +366,7 @@ void RemoteServer::send_leg(const RemoteFlightPtr& flight) {
     request.shift = shifts->second[request.leg.chunk];
   ++unanswered_;
   if (flight->is_whole()) flight->requests.push_back(id);
-  transmit(id, request, false);
-  flight->moved_at = request.sent_at;
+  transmit(id, request);
   if (!flight->is_all_sent()) return;
   --lines_[{operation.store, operation.part, operation.piece}].waiting;
   waiting_.erase({flight->place_in_line, flight->order});
@@ -383,31 +387,24 @@ Head RemoteServer::head_of(const Request& request) const {
   return head;
 }
 
-// Where the values are until they are answered, they need not be kept: only those of a message that is sent again may
-// still be on their way when its first answer comes.
-void RemoteServer::transmit(uint32_t id, Request& request, bool is_again) {
+void RemoteServer::transmit(uint32_t id, Request& request) {
   const RemoteFlight& flight = *request.flight;
   Head head = head_of(request);
   const bool has_values = flight.operation.values && head.said != Said::pull;
   const ElementRanges* ranges = request.leg.ranges;
   const size_t begin = has_values ? flight.bytes_up_to(request.leg.begin) : 0;
   const size_t value_bytes = has_values ? flight.bytes_up_to(request.leg.begin + request.leg.count) - begin : 0;
-  request.sent_at = now_s();
-  request.transmission = ++transmissions_;
   if (request.window_bytes == 0 && !request.is_held && !request.is_staged) {
     request.window_bytes = value_bytes;
     window_bytes_ += value_bytes;
   }
   const char* const values = has_values ? flight.operation.values + begin : nullptr;
-  if (!ranges && !is_again) {
+  if (!ranges) {
     head.body_bytes = static_cast<uint32_t>(value_bytes);
     return connection_->send(id, head, values, request.flight);
   }
-  Bytes body;
-  if (ranges) {
-    const char* const first = reinterpret_cast<const char*>(ranges->data());
-    body.assign(first, first + ranges->size() * sizeof(ElementRange));
-  }
+  const char* const first = reinterpret_cast<const char*>(ranges->data());
+  Bytes body(first, first + ranges->size() * sizeof(ElementRange));
   if (has_values) body.insert(body.end(), values, values + value_bytes);
   connection_->send(id, head, std::move(body));
 }
@@ -438,36 +435,17 @@ void RemoteServer::take(uint32_t id, const Head& head) {
   heard_at_ = now_s();
   silences_ = 0;
   if (id == question_id_) {
-    answered_transmission_ = std::max(answered_transmission_, asked_transmission_);
-    if (head.said == Said::held) return;  // to be asked again later
+    if (head.said == Said::held) return put_off();
     if (head.body_bytes == 0) answer_body_ = Bytes();
     return answer_question(head);
   }
   if (requests_.count(id)) answer(id, head);
 }
 
-// Returns whether the answer says more than those before. A repeated one must not put off asking for the other legs of
-// the flight.
-bool RemoteServer::is_news(const Request& request, Said said) {
-  switch (said) {
-    case Said::early:
-      return false;
-    case Said::staged:
-    case Said::ready:
-      return !request.is_staged && !request.is_held;
-    case Said::held:
-      return !request.is_held;
-    default:
-      return true;
-  }
-}
-
 void RemoteServer::answer(uint32_t id, const Head& head) {
   Request& request = requests_.at(id);
-  answered_transmission_ = std::max(answered_transmission_, request.transmission);
   if (request.is_answered) return;
   const RemoteFlightPtr flight = request.flight;
-  if (is_news(request, head.said)) flight->moved_at = heard_at_;
   if (head.said == Said::early) return count_again(id, head.number);
   if (head.said == Said::ready) return take_ready(*flight);
   window_bytes_ -= std::exchange(request.window_bytes, 0);
@@ -513,7 +491,7 @@ void RemoteServer::take_ready(RemoteFlight& flight) {
   if (flight.operation.cut) flight.operation.cut->set_ready(number_, true);
 }
 
-// Tells the server what is known now of a push of a key at several servers. Where this message is lost, a chunk that is
+// Tells the server what is known now of a push of a key at several servers. Over another connection, a chunk that is
 // sent again says the same. A flight that is dropped before it has begun is over.
 void RemoteServer::settle(const RemoteFlightPtr& flight) {
   if (flight->is_over()) return;
@@ -543,13 +521,12 @@ void RemoteServer::end_refused(RemoteFlight& flight) {
   flight.answered = flight.sent;
 }
 
-// The server takes the pushes of a chunk in order. If the one that it misses has no answer yet, that one is sent again,
-// and this request after it. Else it was refused, or never left because another chunk of its key was refused: it has
-// failed here, and those after it take its number. No copy of it can still be on its way, because the server answers
-// what it is sent in order.
+// The server takes the pushes of a chunk in order. If the one that it misses has no answer yet, another connection is
+// to come, over which all are sent again. Else it was refused, or never left because another chunk of its key was
+// refused: it has failed here, and those after it take its number. No copy of it can still be on its way, because the
+// server answers what it is sent in order.
 void RemoteServer::count_again(uint32_t id, int64_t counted) {
   Request& early = requests_.at(id);
-  early.is_early = true;
   if (std::exchange(early.is_staged, false)) ++unanswered_;
   const RemoteOperation& operation = early.flight->operation;
   const auto is_of_chunk = [&](const Request& other) {
@@ -573,7 +550,7 @@ void RemoteServer::count_again(uint32_t id, int64_t counted) {
   std::sort(from_here.begin(), from_here.end());
   for (const auto& [order, number] : from_here) {
     requests_.at(number).shift = shift;
-    transmit(number, requests_.at(number), true);
+    transmit(number, requests_.at(number));
   }
 }
 
@@ -604,14 +581,11 @@ void RemoteServer::look(double now) {
   if (!connection_ && !successor_missing_ && !dialler_.is_under_way() && now >= dial_at_) dial(now);
   if (!connection_ && now - down_since_ > std::max(options_.return_s, options_.timeout_s))
     return give_up("it does not answer");
-  if (connection_ && now - looked_at_ > std::min(kLongestPause_s, options_.resend_s / 4)) {
+  if (connection_ && now - looked_at_ > kLongestPause_s) {
     looked_at_ = now;
     note_what_moves(now);
     look_for_silence(now);
-    if (is_open_) {
-      ask_again_if_late(now);
-      resend_what_is_late(now);
-    }
+    if (is_put_off_ && now >= ask_at_) send_question();
   }
   feed();
   if (connection_) connection_->flush();
@@ -621,7 +595,7 @@ double RemoteServer::pause_s() const {
   if (lost_) return kLongestPause_s * 10;
   if (!connection_) return 0.01;
   const bool waits = question_id_ != 0 || !requests_.empty();
-  return waits ? std::max(1e-3, std::min(kLongestPause_s, options_.resend_s / 4)) : kLongestPause_s * 10;
+  return waits ? kLongestPause_s : kLongestPause_s * 10;
 }
 
 // Keys of atomic stores are long messages. A server is not silent while it takes or sends one. Sending counts only
@@ -634,62 +608,20 @@ void RemoteServer::note_what_moves(double now) {
   if (has_sent || has_received) heard_at_ = now;
 }
 
-// The oldest message is sent again, to hear something. However short the time for that is, a process may be kept from
-// answering for longer.
+// Asks a server that owes an answer for a sign of life: one that keeps a push for its round says nothing. A worker that
+// was itself stopped has heard nothing either, so it is the number of questions that counts.
 void RemoteServer::look_for_silence(double now) {
-  constexpr double kLeastLife_s = 5;
-  double since = question_id_ != 0 ? asked_at_ : now;
-  auto oldest = requests_.end();
-  for (auto one = requests_.begin(); one != requests_.end(); ++one)
-    if (!one->second.is_answered && (oldest == requests_.end() || one->second.order < oldest->second.order))
-      oldest = one;
-  if (oldest != requests_.end()) since = std::min(since, oldest->second.sent_at);
-  if (now - std::max(since, heard_at_) <= options_.resend_s) return;
-  const double silent_s = now - heard_at_;
-  if (++silences_ > kMostSilences && silent_s > std::min(kLeastLife_s, options_.timeout_s))
-    return give_up("it has not answered for " + std::to_string(static_cast<int>(silent_s)) + " s");
-  if (question_id_ != 0)
-    is_met_ ? send_question() : say_hello();
-  else if (oldest != requests_.end())
-    transmit(oldest->first, oldest->second, true);
-}
-
-// As a request, see below: answers to requests must not keep a question waiting that was lost, or is to be asked again.
-void RemoteServer::ask_again_if_late(double now) {
-  const bool is_late = asked_transmission_ < answered_transmission_ && now - asked_at_ > options_.resend_s;
-  if (question_id_ != 0 && is_late) send_question();
-}
-
-// A request without an answer that was sent, or sent again, before an answered one was lost: the server takes one after
-// the other. So the last message of a connection does not stay lost while the answers to older ones are asked for
-// again. A held push may be answered later, or that answer was lost: it is asked more and more seldom. Of a push of
-// several chunks all are answered at once, so until one is, one of them is asked for at a time. They take turns: the
-// server drops those that are early, and its answer to them may be lost.
-void RemoteServer::resend_what_is_late(double now) {
-  std::vector<std::pair<uint64_t, uint32_t>> late;
-  std::map<const RemoteFlight*, uint32_t> asked;
-  for (const auto& [id, request] : requests_) {
-    if (request.is_answered) continue;
-    const RemoteFlight& flight = *request.flight;
-    const bool is_there = request.is_held || request.is_staged;
-    const bool is_next = is_there || request.is_early || request.transmission < answered_transmission_;
-    const double patience_s = options_.resend_s * (is_there ? 1 << std::min(request.times - 1, 3) : 1);
-    const double since = flight.is_whole() ? std::max(request.sent_at, flight.moved_at) : request.sent_at;
-    if (!is_next || now - since <= patience_s) continue;
-    if (request.is_staged && flight.answered == 0) {
-      uint32_t& longest_ago = asked.emplace(&flight, id).first->second;
-      if (request.sent_at < requests_.at(longest_ago).sent_at) longest_ago = id;
-    } else {
-      late.emplace_back(request.order, id);
-    }
+  if (question_id_ == 0 && requests_.empty()) {
+    heard_at_ = now;
+    silences_ = 0;
+    return;
   }
-  for (const auto& [flight, id] : asked) late.emplace_back(requests_.at(id).order, id);
-  std::sort(late.begin(), late.end());
-  for (const auto& [order, id] : late) {
-    Request& request = requests_.at(id);
-    ++request.times;
-    transmit(id, request, true);
-  }
+  const double pause_s = std::min(kProbe_s, options_.timeout_s / kMostSilences);
+  if (now - std::max(heard_at_, probed_at_) <= pause_s) return;
+  if (++silences_ > kMostSilences)
+    return give_up("it has not answered for " + std::to_string(static_cast<int>(now - heard_at_)) + " s");
+  probed_at_ = now;
+  connection_->send(next_id_++, hello_head());
 }
 
 }  // namespace ringtrain

@@ -1,8 +1,8 @@
 // One server as a worker reaches it: the connection, what is on its way, and what has to be sent again.
 //
-// A message is sent again when its answer does not come: after a while if later ones were answered, one of them if the
-// server says nothing at all, all when the connection was broken and is there again. A server that has said nothing
-// after ten times is lost, and so is one that cannot be reached any more.
+// TCP loses nothing while a connection lives. So a message is sent once over each connection, and all that have no
+// answer once more when the connection was broken and is there again. A server that is asked for a sign of life and
+// says nothing is lost, and so is one that cannot be reached any more.
 #pragma once
 
 #include <algorithm>
@@ -36,14 +36,13 @@
 namespace ringtrain {
 
 struct RemoteOptions {
-  int worker = 0, capacity = 1;                       // its number, and how many there may be
-  uint32_t term = 0;                                  // of this process, see WorkerPlace
-  std::vector<std::vector<SocketAddress>> servers;    // by the number of the server: where it listens
-  std::string secret, token;                          // see Credentials
-  double resend_s = 1, timeout_s = 30, return_s = 0;  // how long a server may be gone before it is lost
+  int worker = 0, capacity = 1;                     // its number, and how many there may be
+  uint32_t term = 0;                                // of this process, see WorkerPlace
+  std::vector<std::vector<SocketAddress>> servers;  // by the number of the server: where it listens
+  std::string secret, token;                        // see Credentials
+  double timeout_s = 30, return_s = 0;              // how long a server may be gone before it is lost
   size_t outbox_bytes = 64 << 20;
   int threads = 1;  // that talk to servers, at most one for each
-  double drop_percent = 0;
   int verbose = 0;
   // Called when a server is lost, on the thread that talks to it: it must not block.
   std::function<void(int server, const Error& error)> has_lost;
@@ -191,7 +190,6 @@ struct RemoteFlight {
   std::unique_ptr<char[]> copy;    // of the values
   size_t sent = 0, answered = 0;   // legs
   std::vector<uint32_t> requests;  // of one that is_whole(): of the legs that were sent
-  double moved_at = 0;             // when one of its legs was last sent first, or an answer brought news
   std::optional<Error> error;
   int64_t smallest_num_update = std::numeric_limits<int64_t>::max();
   int64_t place_in_line = 0;  // among those that wait to be sent: the smallest is the next
@@ -257,13 +255,9 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   struct Request {
     RemoteFlightPtr flight;
     RemoteFlight::Leg leg;
-    uint64_t order;             // in which it was sent first
-    uint64_t transmission = 0;  // in which it was sent last
-    double sent_at;
-    int times = 1;
+    uint64_t order;          // in which it was sent first
     int64_t shift = 0;       // what its number is more at the server
     bool is_held = false;    // the server has it, and its answer comes later
-    bool is_early = false;   // the server needs the requests before it first
     bool is_staged = false;  // the server has it, and needs the others of its flight
     bool is_answered = false;
     size_t window_bytes = 0;
@@ -284,6 +278,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void cannot_dial(int error) override;
 
   void dial(double now);
+  Head hello_head() const;
   void say_hello();
   void take_hello();
   void take_refusal(ErrorKind kind);
@@ -295,15 +290,14 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void begin_piece(const RemoteOperation& operation);
   void ask_next();
   void open();
-  void note_asked();
   void send_question();
+  void put_off();
   void answer_question(const Head& head);
   void feed();
   void send_leg(const RemoteFlightPtr& flight);
-  void transmit(uint32_t id, Request& request, bool is_again);
+  void transmit(uint32_t id, Request& request);
   Head head_of(const Request& request) const;
   size_t expected_bytes(const Request& request) const;
-  static bool is_news(const Request& request, Said said);
   void answer(uint32_t id, const Head& head);
   void count_again(uint32_t id, int64_t counted);
   void take_ready(RemoteFlight& flight);
@@ -312,8 +306,6 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void end_refused(RemoteFlight& flight);
   void look_for_silence(double now);
   void note_what_moves(double now);
-  void ask_again_if_late(double now);
-  void resend_what_is_late(double now);
   void give_up(const std::string& why);
   void fail(const Error& error);
   void end_connection();
@@ -340,7 +332,8 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
 
   std::deque<RemoteQuestion> questions_;  // the first one is asked
   uint32_t question_id_ = 0;              // 0: it is not
-  double asked_at_ = 0;
+  bool is_put_off_ = false;               // it is to be asked again, at ask_at_
+  double ask_at_ = 0;
   Bytes answer_body_;
 
   std::map<std::pair<int64_t, uint64_t>, RemoteFlightPtr> waiting_;  // by place and order
@@ -354,12 +347,11 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   std::map<uint32_t, std::pair<Said, Bytes>> joins_;
   size_t window_bytes_ = 0, unanswered_ = 0;  // of what it has not said that it has
   uint32_t next_id_ = 1;
-  uint64_t orders_ = 0, transmissions_ = 0;
-  uint64_t changes_ = 0;                                         // of all chunks
-  uint64_t answered_transmission_ = 0, asked_transmission_ = 0;  // the last ones; that of the question
-  double heard_at_ = 0, looked_at_ = 0;
-  uint64_t sent_bytes_ = 0, received_bytes_ = 0;  // over the connection, when it was looked at
-  int silences_ = 0;
+  uint64_t orders_ = 0;
+  uint64_t changes_ = 0;                                 // of all chunks
+  double heard_at_ = 0, looked_at_ = 0, probed_at_ = 0;  // heard_at_: or when it owed no answer
+  int silences_ = 0;                                     // probes since then
+  uint64_t sent_bytes_ = 0, received_bytes_ = 0;         // over the connection, when it was looked at
 };
 
 }  // namespace ringtrain

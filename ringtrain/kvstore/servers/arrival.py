@@ -24,9 +24,12 @@ from ringtrain.kvstore.servers.scheduler_client import SchedulerClient, World
 from ringtrain.record import metrics
 
 KEEP_VARIABLE = "RINGTRAIN_KV_KEEP"
+_TCP = "TCP sends again what is lost, and a worker what has no answer when a connection has ended"
 # Variables of ps-lite that have no effect here, and why.
 _NEEDLESS = {
-    "PS_RESEND": "what gets no answer is always sent again",
+    "PS_RESEND": _TCP,
+    "PS_RESEND_TIMEOUT": _TCP,
+    "PS_DROP_MSG": _TCP,
     "DMLC_LOCAL": "processes of one host share memory wherever they can",
     "DMLC_PS_VAN_TYPE": "there is one way over the network, TCP",
     "DMLC_PS_WATER_MARK": "kv_outbox_mb bounds what is on its way",
@@ -168,7 +171,6 @@ def make_client(arrival: Arrival, world: World) -> _core.StoreClient:
         capacity=world.capacity,
         servers=world.servers,
         threads=_threads(arrival.settings),
-        resend_s=float(arrival.settings["kv_resend_ms"]) / 1000,
         return_s=float(arrival.settings["kv_rejoin_s"]),
         outbox_mb=float(arrival.settings["kv_outbox_mb"]),
         **_of_both(arrival, world),
@@ -182,6 +184,5 @@ def _of_both(arrival: Arrival, world: World) -> dict[str, Any]:
         "token": world.token,
         "node": node_name() if settings["shared_memory"] == "auto" else "",
         "timeout_s": float(settings["kv_timeout_s"]),
-        "drop_percent": float(settings["kv_drop_percent"]),
         "verbose": int(float(settings["kv_verbose"])),
     }

@@ -61,7 +61,7 @@ struct Step {
 };
 
 struct Fault {
-  enum Kind { stop, kill, kill_scheduler, cut, cut_off, slow, reset, late, refuse, drop };
+  enum Kind { stop, kill, kill_scheduler, cut, cut_off, slow, reset, late, refuse };
   Kind kind;
   int rank = 0, other = 0;
   double at = 0, duration = 0;
@@ -72,17 +72,13 @@ struct Fault {
 };
 
 std::string text_of(const Fault& fault, int workers) {
-  constexpr const char* kNames[] = {"stop", "kill",  "kill scheduler", "cut",    "cut off",
-                                    "slow", "reset", "late",           "refuse", "drop"};
+  constexpr const char* kNames[] = {"stop", "kill",  "kill scheduler", "cut",   "cut off",
+                                    "slow", "reset", "late",           "refuse"};
   const auto name = [&](int rank) {
     return rank < workers ? "worker " + std::to_string(rank) : "server " + std::to_string(rank - workers);
   };
   std::string text = kNames[fault.kind];
   char numbers[80];
-  if (fault.kind == Fault::drop) {
-    std::snprintf(numbers, sizeof(numbers), " %.1f percent of all messages", fault.duration * 100);
-    return text + numbers;
-  }
   if (fault.kind != Fault::kill_scheduler) text += " " + name(fault.rank);
   if (fault.kind == Fault::cut || fault.kind == Fault::slow || fault.kind == Fault::reset)
     text += " and " + name(fault.other);
@@ -106,7 +102,7 @@ struct Draw {
   std::vector<std::vector<Step>> scripts;  // by worker
   Net::Weather weather;
   size_t outbox_bytes = 64 << 20;
-  double timeout_s = 4, resend_s = 1, return_s = 0, snapshot_s = 0, notice_s = 0.01;
+  double timeout_s = 4, return_s = 0, snapshot_s = 0, notice_s = 0.01;
   std::vector<Fault> faults;
 };
 
@@ -125,16 +121,11 @@ class Drawing {
     has_deaths_in_a_row_ ? draw_deaths_in_a_row() : draw_faults();
     if (waits_for_others() && has_returning_worker()) push_all_keys_in_all_steps();
     draw_.assigns = draw_.assigns && !draw_.is_synchronous;
-    if (draw_.assigns && !has_drops()) add(Fault::drop, 0);  // a value whose answer is lost comes again
+    if (draw_.assigns) add(Fault::reset, 0);  // a value whose answer is lost comes again
     return std::move(draw_);
   }
 
  private:
-  bool has_drops() const {
-    const auto drops = [](const Fault& fault) { return fault.kind == Fault::drop; };
-    return std::any_of(draw_.faults.begin(), draw_.faults.end(), drops);
-  }
-
   void draw_world() {
     draw_.workers = random_.between(1, 3);
     draw_.servers = random_.between(1, 2);
@@ -147,7 +138,6 @@ class Drawing {
     draw_.weather.most_s = draw_.weather.least_s + random_.real(0, random_.chance(0.5) ? 0.002 : 0.1);
     draw_.weather.room_bytes = random_.one_of(std::vector<size_t>{300, 2000, 1 << 20});
     draw_.weather.timeout_s = draw_.timeout_s;
-    draw_.resend_s = random_.real(0.2, 1.5);
     draw_.return_s = random_.chance(0.5) ? random_.real(2, 10) : 0;
     draw_.snapshot_s = random_.chance(0.7) ? random_.real(0.2, 3) : 0;
     draw_.notice_s = random_.real(1e-3, 0.2);
@@ -225,10 +215,10 @@ class Drawing {
   double time() { return random_.real(0, random_.chance(0.5) ? 1 : 8); }
 
   void draw_faults() {
-    std::array<double, Fault::drop + 1> rates;
+    std::array<double, Fault::refuse + 1> rates;
     for (double& one : rates) one = rate();
     const double most = random_.one_of(std::vector<double>{0, 1, 2, 4});
-    for (int kind = Fault::stop; kind <= Fault::drop; ++kind)
+    for (int kind = Fault::stop; kind <= Fault::refuse; ++kind)
       for (int i = 0; i < most; ++i)
         if (random_.chance(rates[static_cast<size_t>(kind)])) add(static_cast<Fault::Kind>(kind), i);
   }
@@ -286,10 +276,6 @@ class Drawing {
       case Fault::refuse:
         if (waits_for_others()) return;
         fault.rank = worker();
-        break;
-      case Fault::drop:
-        if (count > 0) return;
-        fault.duration = random_.real(0, 0.3);
         break;
     }
     fault.at = std::max(0.0, fault.at);
@@ -366,7 +352,7 @@ class World {
         story_(story),
         random_(seed ^ 0x9e3779b97f4a7c15),
         fibres_(story, random_, kMostRanks),
-        net_(fibres_, random_, weather(), kMostRanks),
+        net_(fibres_, random_, draw_.weather, kMostRanks),
         slots_(draw.keys.size()),
         snapshots_(static_cast<size_t>(draw.servers)) {
     for (const Fault& fault : draw.faults) story.faults.push_back(text_of(fault, draw.workers));
@@ -401,12 +387,6 @@ class World {
 
   bool is_told(const Fault& fault) const { return telling_.left_out.count(fault.number) == 0; }
   int place_of_first(int rank) const { return rank < draw_.workers ? rank : rank - draw_.workers; }
-  Net::Weather weather() const {
-    Net::Weather weather = draw_.weather;
-    for (const Fault& fault : draw_.faults)
-      if (fault.kind == Fault::drop && is_told(fault)) weather.drop = fault.duration;
-    return weather;
-  }
   double late_s(int rank) const {
     double seconds = 0;
     for (const Fault& fault : draw_.faults)
@@ -660,7 +640,6 @@ class World {
         break;
       case Fault::late:
       case Fault::refuse:
-      case Fault::drop:
         break;
     }
   }
@@ -684,7 +663,6 @@ class World {
     remote.term = self.term;
     for (int server = 0; server < draw_.servers; ++server)
       remote.servers.push_back({{"server", of_place(false, server)->rank}});
-    remote.resend_s = draw_.resend_s;
     remote.outbox_bytes = draw_.outbox_bytes;
     remote.threads = draw_.client_threads;
     remote.timeout_s = draw_.timeout_s;
@@ -1178,12 +1156,11 @@ class World {
     const std::string text = error.what();
     if (error.kind() != ErrorKind::peer_lost)
       return story_.find(name_of(self) + " has " + ringtrain::name_of(error.kind()) + ": " + text);
-    if (disturbed_.empty() && weather().drop == 0)
-      return story_.find(name_of(self) + " has an error without a cause: " + text);
+    if (disturbed_.empty()) return story_.find(name_of(self) + " has an error without a cause: " + text);
     for (const char* const role : {"worker ", "server "})
       for (int number = 0; number < 3; ++number) {
         const std::string name = role + std::to_string(number);
-        if (text.find(name) != std::string::npos && !disturbed_.count(name) && weather().drop == 0 &&
+        if (text.find(name) != std::string::npos && !disturbed_.count(name) &&
             text.find(name + kHasEnded) == std::string::npos)
           story_.find("an error of " + name_of(self) + " names " + name + ", which was not disturbed: " + text);
       }

@@ -163,14 +163,6 @@ bool Net::read(int socket, FrameStream::Receiver& receiver, uint64_t& bytes, int
     end(socket).on_the_way -= sizeof(FrameHeader) + frame.bytes.size();
     bytes += sizeof(FrameHeader) + frame.bytes.size();
     fibres_.look_at(fibres_.now());
-    const bool is_head = frame.header.tag == Connection::kHeadTag;
-    if (!is_head && std::exchange(end(socket).drops_body, false)) continue;
-    if (is_head && weather_.drop > 0 && random_.chance(weather_.drop)) {
-      Head head;
-      std::memcpy(static_cast<void*>(&head), frame.bytes.data(), sizeof(Head));
-      end(socket).drops_body = head.body_bytes > 0;
-      continue;
-    }
     const auto incoming = receiver.place(frame.header);
     if (!incoming) return false;
     if (incoming->place) std::copy(frame.bytes.begin(), frame.bytes.end(), incoming->place);

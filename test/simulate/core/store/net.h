@@ -21,7 +21,6 @@ class Net {
  public:
   struct Weather {
     double least_s = 1e-4, most_s = 1e-3;  // on the way
-    double drop = 0;                       // of messages, as option kv_drop_percent
     size_t room_bytes = 1 << 20;           // of what is on its way in a connection
     double timeout_s = 4;                  // after which the kernel ends a connection that carries nothing
   };
@@ -65,7 +64,6 @@ class Net {
     std::deque<Frame> inbox;
     double last_at = 0;
     size_t on_the_way = 0;  // bytes in the inbox
-    bool drops_body = false;
   };
   struct Listener {
     Poller* poller = nullptr;
