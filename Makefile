@@ -32,8 +32,8 @@ BUT_SLOW := $(if $(SLOW),,-m "not slow")
 BUT_ALIKE := $(if $(ALIKE), and not alike)
 # The folders whose tests depend on the MPI or the network.
 QUICK := $(if $(ALIKE),test/engine test/job test/runner,test)
-# Hardly a test has work for a core all the time: four keep two cores busy.
-FOUR_AT_A_TIME := -n 4 --dist loadgroup --no-loadscope-reorder
+# Hardly a test has work for a core all the time: three keep two cores busy.
+THREE_AT_A_TIME := -n 3 --dist loadgroup --no-loadscope-reorder
 # Frameworks are large and do not care which MPI there is. One version of PyTorch for all who run the tests.
 FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch$(comma)test-jax)
 
@@ -75,13 +75,13 @@ demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
 
 # TESTS, anything that pytest takes, is one run, one test after the other.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),$(FOUR_AT_A_TIME) --durations=30 $(BUT_SLOW) test)
+	$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) --durations=30 $(BUT_SLOW) test)
 
 quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -q $(FOUR_AT_A_TIME) -m "fast and not slow$(BUT_ALIKE)" $(QUICK)
+	$(BIN)/python -m pytest -q $(THREE_AT_A_TIME) -m "fast and not slow$(BUT_ALIKE)" $(QUICK)
 
 test-mxnet: .venv-mxnet/.installed
-	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(FOUR_AT_A_TIME) $(BUT_SLOW) test/frameworks/mxnet)
+	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) $(BUT_SLOW) test/frameworks/mxnet)
 
 # The packages of the loggers are beside those of the other tests, which they would slow down.
 test-loggers: .venv-loggers/.installed
@@ -103,7 +103,7 @@ test-trainers: .venv-trainers/.installed
 
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
-	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(FOUR_AT_A_TIME) -k "not 3ranks" \
+	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(THREE_AT_A_TIME) -k "not 3ranks" \
 	$(addprefix test/frameworks/jax/test_jax_,jit.py ffi.py ops.py programs.py)
 
 ccache:

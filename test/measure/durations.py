@@ -1,6 +1,6 @@
 """`python -m measure.durations report.xml`, in test/: writes slow.txt anew, the tests that `make test` leaves out.
 
-The report is that of `python -m pytest -n 4 --dist loadgroup --junitxml=report.xml test`, with the tests marked slow.
+The report is that of `python -m pytest -n 3 --dist loadgroup --junitxml=report.xml test`, with the tests marked slow.
 """
 
 from __future__ import annotations
