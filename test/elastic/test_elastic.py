@@ -151,7 +151,7 @@ def test_sixty_generations_leave_nothing_behind(tmp_path, memory):
         for process in job.processes:
             process.ends()
         assert job.server.summary().generations == 60
-    assert not [path for path in set(Path("/dev/shm").iterdir()) - before if "ringtrain" in path.name]
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - before if path.name.startswith("ringtrain")]
 
 
 TUNED = """
