@@ -123,15 +123,17 @@ class Ranks:
         """
         config.stash[IMPORTED_BY_COLLECTION] = [name for name in FRAMEWORKS if name in sys.modules]
         measured = frozenset(_SLOW.read_text().split())
-        left_out = []
+        drawn: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
         for item in items:
             name = item.nodeid.partition("[")[0]
-            if name in measured and not item.get_closest_marker("fast"):
-                if not item.get_closest_marker("slow") and not _is_drawn(name):
-                    left_out.append(item)
+            is_measured = name in measured and not item.get_closest_marker("fast")
+            is_left_out = is_measured and not item.get_closest_marker("slow") and not _is_drawn(name)
+            if is_measured:
                 item.add_marker(pytest.mark.slow)
+            (left_out if is_left_out else drawn).append(item)
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        items[:] = drawn
         slow_files = {item.path for item in items if item.get_closest_marker("slow")}
         jobs = sorted({spec for spec in map(_spec_of, items) if spec is not None})
         files = [item.path for item in items if _spec_of(item) is None]
