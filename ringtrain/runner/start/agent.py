@@ -3,8 +3,9 @@
 Runs as a script, on other hosts by ssh, without importing ringtrain, so that it starts fast. All goes in lines:
 
     standard input   orders of JSON: an Order first, then {"signal": 15}, {"end": seconds}, {"stdin": base64 or null}
-    standard output  reports, REPORT and JSON: {"ended": [rank, code]}, a code as a shell gives it, {"took": "stdin"}.
-                     A report ends its line, which may begin with text of a start-up file of a remote shell
+    standard output  reports, REPORT and JSON: {"began": true} first, {"ended": [rank, code]}, a code as a shell gives
+                     it, {"took": "stdin"}. A report ends its line, which may begin with text of a start-up file of a
+                     remote shell
 
 In an elastic job, and in one with servers, the agent *stays*: it starts one process for each {"start": number}, the two
 orders above may be for {"rank": number} alone, and it ends with {"finish": true}. In a job with servers it
@@ -38,7 +39,7 @@ else:
     from ringtrain.runner.supervise import process_tree
 
 REPORT = b"\x1f"
-KINDS_OF_REPORTS = frozenset({"ended", "took", "read"})
+KINDS_OF_REPORTS = frozenset({"began", "ended", "took", "read"})
 TELL_READ_BYTES = "--tell-read-bytes"
 _LOOK_S = 0.2
 # Processes that an ended rank has left behind may hold its pipes open for ever.
@@ -398,6 +399,7 @@ def _variables_of_process(order: Order, number: int, told: dict[str, str] | None
 
 def main(secret: str = "") -> int:
     """Returns 0 if the ranks have ended, however they did. `secret` is that of an order without one."""
+    _report({"began": True})
     orders = Lines()
     lines: list[bytes] = []
     while not lines:

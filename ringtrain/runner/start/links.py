@@ -65,14 +65,14 @@ def command_of_agent(
 class Link(ABC):
     """The connection to an agent. One thread.
 
-    `running`: ranks not reported as ended. `has_spoken`: something has come from the other end.
+    `running`: ranks not reported as ended. `has_begun`: its agent runs, and may have started ranks.
     """
 
     def __init__(self, share: Share, open_streams: int):
         """`open_streams`: the number of streams to read."""
         self.running = set(range(share.first, share.first + share.ranks))
         self.open_streams = open_streams
-        self.has_spoken = False
+        self.has_begun = False
         self._share = share
         self._output = Lines()
         self._reports: list[dict[str, Any]] = []
@@ -111,13 +111,15 @@ class Link(ABC):
 
     def _take_line(self, line: bytes, to: int) -> None:
         """Keeps a report; passes on anything else, also what a start-up file has written without the end of a line."""
-        self.has_spoken = True
         said, found, text = line.rpartition(REPORT)
         report = _report_of(text) if found else None
         if report is None:
             self._pass_on(line, to)
             return
-        self._reports.append(report)
+        if "began" in report:
+            self.has_begun = True
+        else:
+            self._reports.append(report)
         if said:
             self._pass_on(said, to)
 
@@ -174,7 +176,7 @@ class ProcessLink(StreamLink):
         self._command = command
         self._errors = Lines()
         self._refusals: list[bytes] = []  # lines that are not printed yet
-        self._given: list[Mapping[str, object]] = []  # orders, until the agent has spoken
+        self._given: list[Mapping[str, object]] = []  # orders, until the agent has begun
         self._patience_until: float | None = None  # once the host has refused the first link
         self._process = subprocess.Popen(
             [*before, *command],
@@ -188,13 +190,13 @@ class ProcessLink(StreamLink):
 
     def order(self, order: Mapping[str, object]) -> None:
         super().order(order)
-        if not self.has_spoken:
+        if not self.has_begun:
             self._given.append(order)
 
     def again(self) -> Link | None:
         now = time.monotonic()
         until = self._patience_until or now + _PATIENCE_S
-        if self.has_spoken or not self._refusals or now >= until:
+        if self.has_begun or not self._refusals or now >= until:
             write_lines(2, self._refusals)
             return None
         if self._patience_until is None:
@@ -241,7 +243,7 @@ class ProcessLink(StreamLink):
 
     def _take_errors(self, data: bytes) -> None:
         lines = self._errors.feed(data) if data else self._errors.close()
-        if not self.has_spoken:
+        if not self.has_begun:
             self._refusals += [line for line in lines if _REFUSED in line]
             lines = [line for line in lines if _REFUSED not in line]
         write_lines(2, lines)

@@ -235,7 +235,7 @@ class RankStarter(Starter[int]):
                 say(f"{how}, and with it {list_of_ranks(sorted(link.running))}")
             self._fail(1)
             # Its ranks have not begun, and so no other rank is past init() and has something to save.
-            if not link.has_spoken:
+            if not link.has_begun:
                 self._end(_GRACE_NOW_S)
 
 
