@@ -255,36 +255,6 @@ nb::bytes bytes_from(Call call) {
   return nb::bytes(bytes.data(), bytes.size());
 }
 
-nb::bytes lose_worker(StoreServer& server, int worker, uint32_t first_term) {
-  return bytes_from([&] { return server.lost(worker, first_term); });
-}
-
-nb::bytes leave_worker(StoreServer& server, int worker, uint32_t first_term) {
-  return bytes_from([&] { return server.left(worker, first_term); });
-}
-
-nb::bytes find_worker_again(StoreServer& server, int worker, uint32_t first_term) {
-  return bytes_from([&] { return server.back(worker, first_term); });
-}
-
-// (worker, what settle() takes) of each.
-nb::list find_server_again(StoreServer& server, int number) {
-  std::vector<std::pair<int, Bytes>> all;
-  {
-    const ReleasedGil release;
-    all = server.back_server(number);
-  }
-  nb::list begun;
-  for (const auto& [worker, bytes] : all) begun.append(nb::make_tuple(worker, nb::bytes(bytes.data(), bytes.size())));
-  return begun;
-}
-
-void settle(StoreServer& server, int worker, int from, const nb::bytes& begun) {
-  const Bytes bytes = to_bytes(begun);
-  const ReleasedGil release;
-  server.settle(worker, from, bytes);
-}
-
 nb::bytes describe_part(StoreServer& server, size_t part) {
   return bytes_from([&] { return server.stores().describe(part); });
 }
@@ -399,7 +369,7 @@ void bind_store_client(nb::module_& module) {
           },
           nb::arg("text"), nb::arg("is_lost"), Release(),
           "This process has no part in its job any more: all fails, with PeerLostError or ShutDownError.")
-      .def("close", &StoreClient::leave, Release());
+      .def("close", &StoreClient::close, Release());
 }
 
 // Servers of key-value stores.
@@ -412,19 +382,11 @@ void bind_store_server(nb::module_& module) {
            nb::arg("verbose"))
       .def("start_timeline", &start_timeline, nb::arg("path"), nb::arg("number"), nb::arg("process"),
            nb::arg("limit_mb"), Release(), "A file of what its threads do, until close().")
-      .def("lost", &lose_worker, nb::arg("worker"), nb::arg("first_term") = 0,
-           "A worker is dead: nobody waits for it, and earlier processes in its place are refused. Returns what the "
-           "other servers need to settle() its pushes to keys at several servers.")
-      .def("settle", &settle, nb::arg("worker"), nb::arg("server"), nb::arg("begun"),
-           "Takes the result of lost() at another server.")
-      .def("lost_server", &StoreServer::lost_server, nb::arg("server"), Release(), "Another server is gone.")
-      .def("back_server", &find_server_again, nb::arg("server"),
-           "Another server that was gone is there again. Returns what it needs to settle() pushes to keys at several "
-           "servers that it finds in the memory of the server before it: of each worker that was dead.")
-      .def("left", &leave_worker, nb::arg("worker"), nb::arg("first_term") = 0, "A worker is done. Returns as lost().")
-      .def("back", &find_worker_again, nb::arg("worker"), nb::arg("first_term") = 0,
-           "A worker has another process. Returns as lost(); the others know it, unless this server has taken the "
-           "place of a lost one.")
+      .def("lost", &StoreServer::lost, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
+           "A worker is dead: nobody waits for it, and earlier processes in its place are refused.")
+      .def("left", &StoreServer::left, nb::arg("worker"), Release(), "A worker is done.")
+      .def("back", &StoreServer::back, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
+           "A worker has another process.")
       .def(
           "parts", [](StoreServer& server) { return server.stores().parts(); }, Release(),
           "(store, number of chunks) of all that it keeps.")

@@ -29,7 +29,7 @@ APPLIED, HELD, DUPLICATE, EARLY, FULL, BUSY = range(6)
 DONE, NOT_YET, BUSY_READING = range(3)
 ABSENT, HERE, JOINED, GONE = range(4)
 NO_CODES, TWO_BIT, ONE_BIT = range(3)
-_NEWEST = _NO_SERVER = 2**32 - 1
+_NEWEST = 2**32 - 1
 
 
 class Part:
@@ -166,13 +166,12 @@ class Actor:
         threshold: float = 0.0,
         publishes: bool = True,
         every: int = 1,
-        primary: int = _NO_SERVER,
     ) -> None:
         """Keep a push of all elements or of rows, and push it to every so many of its chunks, or with 0 to none."""
         pushed = (values.ctypes.data_as(ctypes.c_void_p), DTYPES[dtype or str(values.dtype)], codes)
         of_rows = ((ctypes.c_int64 * max(1, len(rows)))(*rows), ctypes.c_size_t(len(rows)), ctypes.c_size_t(elements))
         where = (ctypes.c_size_t(piece), ctypes.c_uint64(seq))
-        chunks = (ctypes.c_uint32(primary), int(publishes), ctypes.c_size_t(every))
+        chunks = (int(publishes), ctypes.c_size_t(every))
         call("actor_stage", self.pointer, *where, *pushed, ctypes.c_float(threshold), *of_rows, *chunks)
 
     def publish(self) -> None:

@@ -38,18 +38,16 @@ SAID = [
     "read_updates",
     "write_updates",
     "poke",
-    "settle",
     "held",
     "done",
     "refused",
     "early",
     "staged",
-    "ready",
 ]
 SECRET, TOKEN, CAPACITY = b"secret of a test", "stores", 8
 ALL = 0xFFFFFFFF
 FRAME = struct.Struct("<IIQ")
-HEAD = struct.Struct("<HBBIIIIIfIqQIIdd")
+HEAD = struct.Struct("<HBBIIIIIfIqQdd")
 HEAD_TAG, BODY_TAG = 0x4B560005, 0x4B560006
 _MAGIC = b"ringtrn\x02"
 _changes = itertools.count(1)
@@ -87,15 +85,11 @@ for line in sys.stdin:
         continue
     if what in ("loses", "finds"):
         worker, _, term = text.partition(":")
-        print((server.lost if what == "loses" else server.back)(int(worker), int(term or 1)).hex(), flush=True)
-        continue
-    if what == "takes_descriptors":
+        (server.lost if what == "loses" else server.back)(int(worker), int(term or 1))
+    elif what == "takes_descriptors":
         takes.set() if int(text) else takes.clear()
         if int(text):
             threading.Thread(target=take_descriptors, daemon=True).start()
-    elif what == "settles":
-        worker, other, begun = text.split(":")
-        server.settle(int(worker), int(other), bytes.fromhex(begun))
     elif what == "updates":
         for _ in range(int(text)):
             (_, part, piece), _, _, gradient, weight = server.take(20)
@@ -127,7 +121,7 @@ class Server:
         self.port = int(process.stdout.readline())
 
     def tell(self, what: str, worker: int) -> None:
-        """`lost`, `left`, `back`, `lost_server` or `back_server`."""
+        """`lost`, `left` or `back`."""
         assert self.ask(what, str(worker)) == "ok"
 
     def ask(self, what: str, text: str = "-") -> str:
@@ -135,8 +129,7 @@ class Server:
 
         `copies`: all that it keeps; `restored`: it keeps that; `updates`: adds so many gradients to their values.
         `loses`: the first process of a worker is dead; `finds`: and the second one is there; `0:2` for the next one of
-        worker 0. Both give what `settles` needs at another server, behind both numbers. `adopts`: goes on with the
-        memory of a part.
+        worker 0. `adopts`: goes on with the memory of a part.
         """
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(f"{what} {text}\n")
@@ -190,7 +183,7 @@ class Message(NamedTuple):
 
 def head(said: str | int, **fields: float) -> bytes:
     """Its fields by their names in message.h."""
-    values = {"dtype": DTYPES["float32"], "wanted": DTYPES["float32"], "ranges": ALL, "primary": ALL} | fields
+    values = {"dtype": DTYPES["float32"], "wanted": DTYPES["float32"], "ranges": ALL} | fields
     names = [
         "dtype",
         "wanted",
@@ -203,8 +196,6 @@ def head(said: str | int, **fields: float) -> bytes:
         "ranges",
         "number",
         "push",
-        "primary",
-        "verdict",
         "lr",
         "wd",
     ]

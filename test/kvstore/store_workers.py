@@ -184,12 +184,9 @@ class Workers:
         return pid
 
     def lose(self, number: int, first_term: int) -> None:
-        """The servers hear that processes of a worker are dead, and from each other what these have begun."""
-        begun = [server.lost(number, first_term) for server in self.servers]
-        for place, server in enumerate(self.servers):
-            for other, of_other in enumerate(begun):
-                if other != place:
-                    server.settle(number, other, of_other)
+        """The servers hear that processes of a worker are dead."""
+        for server in self.servers:
+            server.lost(number, first_term)
 
     def close(self) -> None:
         """The servers end."""

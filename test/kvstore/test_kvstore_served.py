@@ -475,7 +475,10 @@ for death in range(1, kv.num_workers):
         time.sleep(0.01)
     end, said = time.monotonic() + 15, "torn"
     while said == "torn" and time.monotonic() < end:
-        found = [(value.min(), value.max()) for value in kv.pull(["w", "rows"])]
+        values = dict(zip(["w", "rows"], kv.pull(["w", "rows"])))
+        pieces = [values[key].reshape(-1)[begin:begin + count]
+                  for key, places in kv.placement().items() for _, begin, count in places]
+        found = [(piece.min(), piece.max()) for piece in pieces]
         said = "whole" if all(least == most for least, most in found) else "torn"
     print("dead", said, found, flush=True)
 kv.set_barrier_before_exit(False)
@@ -484,7 +487,7 @@ kv.set_barrier_before_exit(False)
 
 
 @pytest.mark.parametrize(("servers", "memory"), [(1, "auto"), (2, "auto"), (1, "off"), (2, "off")])
-def test_the_last_push_of_a_killed_worker_is_applied_as_a_whole_or_not_at_all(tmp_path, servers, memory):
+def test_the_last_push_of_a_killed_worker_is_applied_as_a_whole_or_not_at_all_by_each_server(tmp_path, servers, memory):
     chance, kills = np.random.default_rng(), 3
     gos = [tmp_path / f"go-{number}" for number in range(kills)]
     with job(tmp_path, 1 + kills, servers, RINGTRAIN_SHARED_MEMORY=memory, **SOON_OVER) as one:

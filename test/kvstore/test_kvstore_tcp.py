@@ -208,30 +208,6 @@ def test_a_push_ends_at_the_other_servers_of_its_key_when_the_one_that_decides_i
         first.process.returncode = 0
 
 
-def test_a_push_to_a_server_that_does_not_answer_is_applied_at_all_servers_of_its_key() -> None:
-    """That server goes on, and applies it, after its worker has given it up."""
-    with served() as first, served(number=1) as second:
-        ports, counts = [first.port, second.port], (20_000,)
-        worker = Worker(0, ports, counts, timeout_s=2.0)
-        worker.open()
-        other = Worker(1, ports, counts)
-        other.open()
-        first.stop()
-        with pytest.raises(PeerLostError, match="has not answered for"):
-            wait(worker.push(3))
-        require_outbox_is_empty(worker)
-        worker.client.close()
-        first.process.send_signal(signal.SIGCONT)
-        until = time.monotonic() + _END_S
-        while other.pull()[0][0] != 3:
-            assert time.monotonic() < until
-        begun = first.ask("loses", "0")
-        second.ask("loses", "0")
-        second.ask("settles", f"0:0:{begun}")
-        require_all(other.pull(), 3)
-        other.client.close()
-
-
 def require_outbox_is_empty(worker: Worker) -> None:
     until = time.monotonic() + _END_S
     while worker.client.metrics()["outbox_bytes"] > 0:

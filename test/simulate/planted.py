@@ -158,27 +158,13 @@ _REMOTE_SERVER, _SESSION = "kvstore/worker/remote_server.cc", "kvstore/server/se
 
 STORE: dict[str, Patch | tuple[Patch, ...]] = {
     "chunks of a push over TCP are applied as they come": Patch(
-        _SESSION, "(is_cut || actor.part().layout().is_pushed_as_a_whole(chunk.piece))", "is_cut"
+        _SESSION, "if (pushes && actor.part().layout().is_pushed_as_a_whole(chunk.piece))", "if (pushes && false)"
     ),
-    "a push of a key at several servers is applied at each as it comes": Patch(
-        _SESSION, "(push.is_cut() && push.verdict != Verdict::applies && !has_counted)", "false"
+    "a worker that dies leaves a push in memory half applied": Patch(
+        _STORES, "is_done = actor->finish_push_of(static_cast<size_t>(*worker)) && is_done;", "(void)actor;"
     ),
-    "a server forgets a push that another one has begun when its worker dies": Patch(
-        _SESSION, "if (push.second.is_ready && !push.second.has_begun) leave(piece, push);", ""
-    ),
-    "a push in shared memory is published first at the server that decides": Patch(
-        _DIRECT_PATH, "if (primary) staged.push_back(primary);", "if (primary) staged.insert(staged.begin(), primary);"
-    ),
-    "a server applies what a dead worker has copied although another server decides": Patch(
-        _STORES, "if (!staged->is_dead) return true;", "return actor.finish_push_of(place);"
-    ),
-    "a server drops what a dead worker has copied although another server decides": Patch(
-        _STORES, "if (!staged->is_dead) return true;", "return true;"
-    ),
-    "a server forgets the pushes of a dead process when the next one dies": Patch(
-        "kvstore/server/cut_pushes.cc",
-        "of->second.is_empty() ? begun_",
-        "of->second.is_empty() || of->first.term + 1 < first_term ? begun_",
+    "a connection that ends drops the rest of a push that is applied": Patch(
+        _SESSION, "if (!late.empty()) home_.stores().finish(std::move(late));", ""
     ),
     "a push that comes again counts again": Patch(
         _ACTOR,
@@ -213,7 +199,7 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     ),
 }
 
-_MEMBERSHIP, _ROUNDS, _SERVER = (f"kvstore/servers/{name}.py" for name in ("membership", "rounds", "server"))
+_MEMBERSHIP, _ROUNDS = (f"kvstore/servers/{name}.py" for name in ("membership", "rounds"))
 
 SCHEDULER = {
     "a process that was refused a place is not understood": Patch(
@@ -239,16 +225,6 @@ SCHEDULER = {
         _MEMBERSHIP,
         'return answers if answers or not self._lost else self.lose(Place("worker", 0), self._lost)',
         "return answers",
-    ),
-    "a server that comes back does not tell of a worker that has come back before": Patch(
-        _SERVER,
-        "_settle(arrival, worker, server.back(worker, world.terms[worker]))",
-        "server.back(worker, world.terms[worker])",
-    ),
-    "a server does not tell a server that comes back of dead workers": Patch(
-        _SERVER,
-        "        for worker, begun in server.back_server",
-        "        for worker, begun in [] and server.back_server",
     ),
 }
 

@@ -58,7 +58,7 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         (
             *(f"kvstore/store/{name}.cc" for name in ("actor", "layout", "part")),
             *(f"kvstore/wire/{name}.cc" for name in ("connection", "message")),
-            *(f"kvstore/server/{name}.cc" for name in ("cut_pushes", "server", "server_stores", "session")),
+            *(f"kvstore/server/{name}.cc" for name in ("server", "server_stores", "session")),
             *(f"kvstore/worker/{name}.cc" for name in ("client", "client_store", "direct_path", "remote")),
             *(f"kvstore/worker/{name}.cc" for name in ("remote_server", "remote_thread", "store_handle")),
             *(f"kernels/{name}.cc" for name in ("copy", "optimize", "quantize", "reduce", "reduce_scalar")),
@@ -104,9 +104,7 @@ class Patch(NamedTuple):
 _SCALES: Mapping[str, Sequence[Patch]] = {
     "store": (
         Patch("kvstore/store/layout.h", "kChunkBytes = 64 << 10;", "kChunkBytes = 128;"),
-        Patch(
-            "kvstore/worker/direct_path.cc", "staged) actor->publish();", "staged) actor->publish(), Waiter::nap(0.02);"
-        ),
+        Patch("kvstore/worker/direct_path.cc", "actor->publish();", "actor->publish(), Waiter::nap(0.02);"),
     ),
 }
 

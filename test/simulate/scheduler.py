@@ -216,8 +216,8 @@ class _Hub:
 class _Client:
     """In the place of the core's StoreClient: what it hears decides what its pulls do."""
 
-    def __init__(self, world: _World, process: _Process, number: int, term: int):
-        self._world, self._process, self._number, self._term = world, process, number, term
+    def __init__(self, world: _World, process: _Process, number: int):
+        self._world, self._process, self._number = world, process, number
         self._ended: Exception | None = None
         self._lost: dict[int, str] = {}
         self._lost_servers: dict[int, tuple[str, float]] = {}  # why, and until when others may take their places
@@ -259,7 +259,7 @@ class _Client:
         def is_done() -> bool:
             if self._ended or (is_synchronous and self._lost) or self._lost_for_good():
                 return True
-            if self._lost_servers or not self._world.is_settled(self._number, self._term):
+            if self._lost_servers:
                 return False
             others = range(self._world.workers) if is_synchronous else ()
             return all(pushed.get(other, 0) >= own for other in others)
@@ -278,29 +278,16 @@ class _Client:
 
 
 class _Server:
-    """In the place of the core's StoreServer: which processes of workers it knows to be dead, and which others do."""
-
-    def __init__(self) -> None:
-        self._first_terms: dict[int, int] = {}  # by worker: the processes before are dead
-        self.told: dict[tuple[int, int], int] = {}  # the same, by worker and the server that has told it
+    """In the place of the core's StoreServer."""
 
     def metrics(self) -> dict[str, float]:
         return {}
 
-    def lost(self, worker: int, first_term: int) -> bytes:
-        self._first_terms[worker] = max(first_term, self._first_terms.get(worker, 0))
-        return first_term.to_bytes(4, "little")
+    def lost(self, worker: int, first_term: int) -> None: ...
 
-    left = back = lost
+    def left(self, worker: int) -> None: ...
 
-    def settle(self, worker: int, server: int, begun: bytes) -> None:
-        first_term = int.from_bytes(begun, "little")
-        self.told[worker, server] = max(first_term, self.told.get((worker, server), 0))
-
-    def lost_server(self, server: int) -> None: ...
-
-    def back_server(self, server: int) -> list[tuple[int, bytes]]:
-        return [(worker, term.to_bytes(4, "little")) for worker, term in self._first_terms.items()]
+    def back(self, worker: int, first_term: int) -> None: ...
 
     def begin_recovery(self) -> None: ...
 
@@ -461,16 +448,6 @@ class _World:
 
     def last(self, role: str, number: int) -> _Process:
         return [one for one in self._of(role) if one.number == number][-1]
-
-    def is_settled(self, worker: int, term: int) -> bool:
-        """Whether the servers have heard of each other what has become of the pushes of processes before this one."""
-        servers = {number: self.last(SERVER, number) for number in range(self.servers)}
-        stores = {number: one.stores for number, one in servers.items() if one.runs() and one.stores}
-        return all(
-            one.told.get((worker, other), 0) >= term
-            for number, one in stores.items()
-            for other in stores.keys() - {number}
-        )
 
     # ------------------------------------------------------------------------------------------------------ network
 
@@ -659,7 +636,7 @@ def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:
 
     def client_of(arrival: Arrival, own: Any) -> _Client:
         assert world.threads.running is not None
-        return _Client(world, world.threads.running.process, arrival.number, own.terms[arrival.number])
+        return _Client(world, world.threads.running.process, arrival.number)
 
     def make_server(*_: object) -> _Server:
         assert world.threads.running is not None

@@ -140,7 +140,7 @@ StoreServer::StoreServer(ServerOptions options)
     : capacity_(options.capacity),
       credentials_{options.secret, options.token, options.capacity + options.number,
                    options.capacity + options.number + 1},
-      shared_(options.number, !options.node.empty(), options.timeout_s) {
+      shared_(!options.node.empty(), options.timeout_s) {
   shared_.words = {random_number(), getpid(), options.node};
   shared_.traffic.name = "server " + std::to_string(options.number);
   shared_.traffic.verbose = options.verbose;
@@ -175,51 +175,25 @@ void StoreServer::require_worker(int worker) const {
   if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
 }
 
-Bytes StoreServer::lost(int worker, uint32_t first_term) {
+void StoreServer::lost(int worker, uint32_t first_term) {
   require_worker(worker);
   shared_.stores.admit(worker, first_term);
-  shared_.stores.close_stages(worker, first_term);
-  Bytes begun = shared_.stores.cut_pushes().lose_worker(worker, first_term);
   threads_[static_cast<size_t>(worker) % threads_.size()]->end_session(worker);
   shared_.stores.set_presence(worker, Presence::gone);
   look_at_all();
-  return begun;
 }
 
-void StoreServer::settle(int worker, int server, const Bytes& begun) {
+void StoreServer::left(int worker) {
   require_worker(worker);
-  shared_.stores.settle(worker, server, begun);
-  look_at_all();
-}
-
-void StoreServer::lost_server(int server) {
-  shared_.stores.cut_pushes().lose_server(server);
-  shared_.stores.finish({});
-  shared_.stores.finish_pushes();
-}
-
-std::vector<std::pair<int, Bytes>> StoreServer::back_server(int server) {
-  shared_.stores.cut_pushes().return_server(server);
-  return shared_.stores.cut_pushes().begun_of_dead();
-}
-
-Bytes StoreServer::left(int worker, uint32_t first_term) {
-  require_worker(worker);
-  shared_.stores.close_stages(worker, first_term);
-  Bytes begun = shared_.stores.cut_pushes().lose_worker(worker, first_term);
   shared_.stores.set_presence(worker, Presence::gone);
   look_at_all();
-  return begun;
 }
 
-Bytes StoreServer::back(int worker, uint32_t first_term) {
+void StoreServer::back(int worker, uint32_t first_term) {
   require_worker(worker);
   shared_.stores.admit(worker, first_term);
-  shared_.stores.close_stages(worker, first_term);
-  Bytes begun = shared_.stores.cut_pushes().lose_worker(worker, first_term);
   shared_.stores.set_presence(worker, Presence::here);
   look_at_all();
-  return begun;
 }
 
 void StoreServer::look_at_all() {

@@ -27,8 +27,7 @@ namespace ringtrain {
 
 // State that all threads of a server use.
 struct ServerShared {
-  ServerShared(int number, bool shares_memory, double timeout)
-      : stores(number, shares_memory, timeout), timeout_s(timeout) {}
+  ServerShared(bool shares_memory, double timeout) : stores(shares_memory, timeout), timeout_s(timeout) {}
 
   ServerStores stores;
   ServerWords words;
@@ -108,20 +107,12 @@ class StoreServer final : Connector::Owner {
   const ServerWords& words() const { return shared_.words; }
 
   // A worker is dead: its connection ends, and nobody waits for it. `first_term`: from now on only processes of this
-  // term or a later one act in its name, see WorkerPlace. Returns what the other servers need to settle() what it has
-  // pushed to keys at several servers.
-  Bytes lost(int worker, uint32_t first_term);
-  void settle(int worker, int server, const Bytes& begun);
-  // Another server is gone; another one has taken its place.
-  void lost_server(int server);
-  // Returns by worker what that one needs to settle() pushes that it finds in the memory of the server before it.
-  std::vector<std::pair<int, Bytes>> back_server(int server);
-  // A worker is done. Nobody waits for it, and its last pushes, which may still come, count, except to keys at several
-  // servers. Returns the same as lost().
-  Bytes left(int worker, uint32_t first_term);
-  // A worker has another process, of this term. Returns the same as lost(). The others know it, unless this server has
-  // taken the place of a lost one, which may not have heard of the death of the process before.
-  Bytes back(int worker, uint32_t first_term);
+  // term or a later one act in its name, see WorkerPlace.
+  void lost(int worker, uint32_t first_term);
+  // A worker is done. Nobody waits for it, and its last pushes, which may still come, count.
+  void left(int worker);
+  // A worker has another process, of this term.
+  void back(int worker, uint32_t first_term);
   // Of values that a program updates, see ServerStores; waits for the next one at most so long.
   std::optional<ServerStores::Taken> take(double longest_s);
   void finish(size_t part, size_t piece, const Bytes& weight);

@@ -143,12 +143,6 @@ constexpr const char* kProgram = "program";
 
 }  // namespace
 
-ServerStores::ServerStores(int server, bool shares_memory, double timeout_s)
-    : server_(static_cast<uint32_t>(server)),
-      shares_memory_(shares_memory),
-      timeout_s_(timeout_s),
-      cut_pushes_(server) {}
-
 std::shared_ptr<Part> ServerStores::part(uint32_t store, uint32_t number) const {
   const std::vector<std::shared_ptr<Part>> parts = table_->parts(store);
   return number < parts.size() ? parts[number] : nullptr;
@@ -244,7 +238,7 @@ Bytes ServerStores::attach(int worker, const Head& question) {
   store.joins.erase(static_cast<uint32_t>(worker));
   std::vector<PartWords> words;
   for (size_t i = question.part; i < store.actors.size(); ++i) {
-    count_from_term(*store.actors[i], question.store, worker);
+    count_from_term(*store.actors[i], worker);
     set_presence(*store.actors[i], worker, Presence::here);
     words.push_back(words_of_part(static_cast<uint32_t>(i), store.actors[i]->part(), worker));
   }
@@ -256,14 +250,13 @@ Bytes ServerStores::attach(int worker, const Head& question) {
 // A process that takes the place of a worker counts its pushes from 1 at all servers. They may have counted different
 // numbers of pushes of the process before it, which would not count as many of its own. In rounds they take the places
 // of those, so that each worker is in each round once.
-void ServerStores::count_from_term(Actor& actor, uint32_t store, int worker) {
+void ServerStores::count_from_term(Actor& actor, int worker) {
   Part& part = actor.part();
   const auto number = static_cast<size_t>(worker);
   if (part.spec().is_synchronous || number >= part.layout().capacity()) return;
   const auto first = first_terms_.find(worker);
   if (first == first_terms_.end() || first->second == 0) return;
-  for (const double end = now_s() + timeout_s_; !finish_late(worker) || !finish_stage(actor, store, worker);
-       Waiter::nap(0))
+  for (const double end = now_s() + timeout_s_; !finish_late(worker) || !actor.finish_push_of(number); Waiter::nap(0))
     if (now_s() > end) throw_busy(part, 0, timeout_s_);
   visit_all(part, 0, part.chunk_count(), timeout_s_,
             [&](size_t chunk) { return actor.count_anew(chunk, number, first->second); });
@@ -343,7 +336,6 @@ bool ServerStores::finish_pushes() {
 }
 
 void ServerStores::finish(std::vector<LateChunk> chunks) {
-  if (chunks.empty() && !cut_pushes_.has_settled()) return;
   const Lock lock(mutex_);
   for (LateChunk& one : chunks) late_[one.worker].push_back(std::move(one));
   finish_all();
@@ -360,10 +352,9 @@ bool ServerStores::finish_late(int worker) {
     };
     bool is_done = std::none_of(left.begin(), left.end(), is_same);
     Actor& actor = *stores_[one.store].actors[one.part];
-    const auto place = static_cast<size_t>(worker);
     const auto apply = [&] {
-      const uint64_t seq = one.seq == LateChunk::kNext ? actor.pushes_of(one.chunk, place) + 1 : one.seq;
-      is_done = actor.push_for(place, one.chunk, seq, one.ranges.get(), one.source, one.rates);
+      is_done =
+          actor.push_for(static_cast<size_t>(worker), one.chunk, one.seq, one.ranges.get(), one.source, one.rates);
     };
     if (is_done) error_of(apply);
     if (!is_done) left.push_back(std::move(one));
@@ -375,75 +366,14 @@ bool ServerStores::finish_late(int worker) {
 }
 
 void ServerStores::finish_all() {
-  for (LateChunk& one : cut_pushes_.take()) late_[one.worker].push_back(std::move(one));
   for (auto worker = unfinished_.begin(); worker != unfinished_.end();) {
     bool is_done = true;
-    for (const auto& [of_store, store] : stores_)
-      for (const auto& actor : store.actors) is_done = finish_stage(*actor, of_store, *worker) && is_done;
+    for (const auto& [number, store] : stores_)
+      for (const auto& actor : store.actors) is_done = actor->finish_push_of(static_cast<size_t>(*worker)) && is_done;
     worker = is_done ? unfinished_.erase(worker) : std::next(worker);
   }
   for (auto late = late_.begin(); late != late_.end();) finish_late((late++)->first);
   has_unfinished_.store(!unfinished_.empty() || !late_.empty(), std::memory_order_relaxed);
-}
-
-// A record is closed to a process before it is known that this one is dead, so what it says then is final.
-void ServerStores::close_all_stages(int worker, uint32_t first_term) {
-  const auto place = static_cast<size_t>(worker);
-  for (const auto& [number, store] : stores_)
-    for (const auto& actor : store.actors) {
-      actor->close_stage(place, first_term);
-      const auto staged = actor->staged_push_of(place);
-      if (staged && staged->process < first_term && staged->cut.primary == server_)
-        cut_pushes_.note_begun({worker, staged->process, number, staged->key}, staged->cut.push);
-    }
-}
-
-void ServerStores::close_stages(int worker, uint32_t first_term) {
-  const Lock lock(mutex_);
-  close_all_stages(worker, first_term);
-}
-
-bool ServerStores::has_orphans(int worker, uint32_t first_term) {
-  if (cut_pushes_.has_orphans(worker, first_term)) return true;
-  const Lock lock(mutex_);
-  close_all_stages(worker, first_term);
-  for (const auto& [number, store] : stores_)
-    for (const auto& actor : store.actors)
-      if (is_unsettled(*actor, number, worker, first_term)) return true;
-  return false;
-}
-
-// Whether only its primary knows what becomes of a push that a dead process has copied, and has not told it.
-bool ServerStores::is_unsettled(const Actor& actor, uint32_t store, int worker, uint32_t first_term) const {
-  const auto staged = actor.staged_push_of(static_cast<size_t>(worker));
-  if (!staged || staged->process >= first_term || staged->cut.primary == server_ || staged->has_begun) return false;
-  return cut_pushes_.fate_of({worker, staged->process, store, staged->key}, staged->cut.primary, staged->cut.push) ==
-         CutPushes::Fate::open;
-}
-
-// Returns whether nothing is left of what dead processes of the worker have copied.
-bool ServerStores::finish_stage(Actor& actor, uint32_t store, int worker) {
-  const auto place = static_cast<size_t>(worker);
-  const auto staged = actor.staged_push_of(place);
-  if (!staged || staged->cut.primary == server_ || staged->has_begun) return actor.finish_push_of(place);
-  if (!staged->is_dead) return true;
-  switch (cut_pushes_.fate_of({worker, staged->process, store, staged->key}, staged->cut.primary, staged->cut.push)) {
-    case CutPushes::Fate::open:
-      return false;
-    case CutPushes::Fate::applies:
-      return actor.finish_push_of(place);
-    case CutPushes::Fate::drops:
-      break;
-  }
-  return true;
-}
-
-// A push that was dropped when its primary was lost counts after all, if another one has gone on with that memory.
-void ServerStores::settle(int worker, int server, const Bytes& begun) {
-  cut_pushes_.settle(worker, server, begun);
-  const Lock lock(mutex_);
-  unfinished_.insert(worker);
-  finish_all();
 }
 
 bool ServerStores::let_pass(int worker, uint32_t number) {

@@ -14,18 +14,28 @@
 
 #include "base/bytes.h"
 #include "base/thread_annotations.h"
-#include "kvstore/server/cut_pushes.h"
 #include "kvstore/store/actor.h"
 #include "kvstore/store/part.h"
 #include "kvstore/wire/message.h"
 
 namespace ringtrain {
 
+// A chunk of a push that was begun on a connection that has ended.
+struct LateChunk {
+  int worker;
+  uint32_t store, part, chunk;
+  uint64_t seq;
+  std::shared_ptr<const char> body;
+  std::shared_ptr<const ElementRanges> ranges;  // null: all of the chunk
+  Source source;                                // in the body
+  Rates rates;
+};
+
 // Any thread. Its errors are for the worker that asked.
 class ServerStores {
  public:
-  // `server`: the number of this one. `timeout_s`: how long another process may keep a chunk.
-  ServerStores(int server, bool shares_memory, double timeout_s);
+  // `timeout_s`: how long another process may keep a chunk.
+  ServerStores(bool shares_memory, double timeout_s) : shares_memory_(shares_memory), timeout_s_(timeout_s) {}
 
   const std::shared_ptr<PartTable>& table() const { return table_; }
   // Null where there is none.
@@ -45,19 +55,10 @@ class ServerStores {
   // The place of a worker has a process of this term, see WorkerPlace. False where a later one has had it already.
   bool admit(int worker, uint32_t term);
   // Applies the rest of the last pushes of dead workers, see Actor::finish_push_of, and what finish() was given.
-  // Returns false where a chunk was busy, or a push is not settled: it is to be called again.
+  // Returns false where a chunk was busy: it is to be called again.
   bool finish_pushes();
-  // The processes of this worker before `first_term` are dead: from now on nothing that they do in shared memory
-  // counts, and cut_pushes() knows what they have begun there. To be called before CutPushes::lose_worker().
-  void close_stages(int worker, uint32_t first_term);
-  // The same; and whether a push of these processes to a key at several servers is not settled.
-  bool has_orphans(int worker, uint32_t first_term);
-  // Another server has told what it has begun of these processes.
-  void settle(int worker, int server, const Bytes& begun);
-  // Applies these of pushes that were begun on connections that have ended, and after them what cut_pushes() has
-  // settled: now or in finish_pushes(). Those of a chunk are in order.
+  // Applies these, now or in finish_pushes(). Those of a chunk are in order.
   void finish(std::vector<LateChunk> chunks);
-  CutPushes& cut_pushes() { return cut_pushes_; }
 
   // All that is kept, for a server that takes the place of this one: of each Part its store and its chunks, what it is,
   // and the bytes of these chunks.
@@ -115,11 +116,8 @@ class ServerStores {
   Bytes attach(int worker, const Head& question) REQUIRES(mutex_);
   void set_rule(uint32_t store, const RuleWords& rule) REQUIRES(mutex_);
   void put_rule(Actor& actor, const RuleWords& rule, bool keeps_states);
-  void count_from_term(Actor& actor, uint32_t store, int worker) REQUIRES(mutex_);
+  void count_from_term(Actor& actor, int worker) REQUIRES(mutex_);
   void finish_all() REQUIRES(mutex_);
-  void close_all_stages(int worker, uint32_t first_term) REQUIRES(mutex_);
-  bool is_unsettled(const Actor& actor, uint32_t store, int worker, uint32_t first_term) const REQUIRES(mutex_);
-  bool finish_stage(Actor& actor, uint32_t store, int worker) REQUIRES(mutex_);
   bool finish_late(int worker) REQUIRES(mutex_);
   void set_presence(Actor& actor, int worker, Presence presence);
   void set_joined(Actor& actor, uint32_t worker, int64_t number);
@@ -128,12 +126,10 @@ class ServerStores {
   void resume(Store& store, const EndedJoins& ended);
   PartWords words_of_part(uint32_t number, Part& part, int worker) const;
 
-  const uint32_t server_;
   const bool shares_memory_;
   const double timeout_s_;
   const std::shared_ptr<PartTable> table_ = std::make_shared<PartTable>();
   std::atomic<bool> is_recovery_ = false;
-  CutPushes cut_pushes_;
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
   std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);  // by worker

@@ -271,8 +271,6 @@ void Session::answer_question(uint32_t id, const Head& head) {
   Head answer;
   answer.said = Said::done;
   Bytes body;
-  // It asks again.
-  if (head.said == Said::attach && home_.stores().has_orphans(worker_, term_)) return say(id, Said::held);
   const Bytes question = head.body_bytes > 0 ? std::move(question_) : Bytes();
   question_ = Bytes();
   const auto error = error_of([&] {
@@ -316,11 +314,7 @@ void Session::take_request(uint32_t id, const Head& head) {
     require_fitting(head, chunk, request.ranges.get());
     if (head.body_bytes > 0) note("receive", request, body_begins_s_, receiving_);
     const bool pushes = head.said == Said::push || head.said == Said::push_pull;
-    const bool is_cut = head.primary != Head::kNotCut;
-    require(!is_cut || !actor.part().spec().is_synchronous, "the primary");
-    if (head.said == Said::settle)
-      settle(request);
-    else if (pushes && (is_cut || actor.part().layout().is_pushed_as_a_whole(chunk.piece)))
+    if (pushes && actor.part().layout().is_pushed_as_a_whole(chunk.piece))
       take_chunk_of_push(request);
     else
       carry_out_in_order(request);
@@ -396,12 +390,6 @@ bool Session::is_behind_push(const Request& request) const {
                      [&](const auto& push) { return push.second.chunks[place].has_value(); });
 }
 
-CutPushes::Pusher Session::pusher_of(const PieceName& piece) const {
-  const auto found =
-      std::find_if(actors_.begin(), actors_.end(), [&](const auto& one) { return one.second.get() == piece.first; });
-  return {worker_, term_, found->first.first, piece.first->part().layout().spec().pieces[piece.second].key};
-}
-
 // A chunk of a push that is over comes again where its worker has not got the answer.
 void Session::take_chunk_of_push(const Request& request) {
   const Head& head = request.head;
@@ -413,12 +401,10 @@ void Session::take_chunk_of_push(const Request& request) {
   const size_t place = head.chunk - layout.first_chunk(name.second);
   if (known != pushes.open.end() && known->second.chunks[place]) {
     WholePush& push = known->second;
-    say(request.id, push.is_ready ? Said::ready : Said::staged);
-    if (push.has_begun) return;
+    say(request.id, Said::staged);
     // The worker may count it with another number now.
-    push.chunks[place]->head.number = head.number;
-    push.chunks[place]->early_at = -1;
-    return push.is_cut() ? settle(request) : void();
+    if (!push.has_begun) push.chunks[place]->head.number = head.number;
+    return;
   }
   if (is_over) {
     const auto refused = pushes.refused.find(head.push);
@@ -427,53 +413,12 @@ void Session::take_chunk_of_push(const Request& request) {
     require(static_cast<uint64_t>(head.number) <= counted, "it is of a push that was refused");
     return carry_out_in_order(request);
   }
-  const bool goes_on = head.verdict == Verdict::open || head.verdict == Verdict::applies;
-  if (!goes_on && known == pushes.open.end()) return settle(request);
   WholePush& push = pushes.open[head.push];
-  push.primary = head.primary;
   push.chunks.resize(layout.first_chunk(name.second + 1) - layout.first_chunk(name.second));
   push.chunks[place] = request;
   ++push.count;
   note_staged(request);
-  push.is_cut() ? settle(request) : apply_pushes(name);
-}
-
-// Takes the verdict on a push of a key at several servers, in a message of its own or with a chunk.
-void Session::settle(const Request& request) {
-  const Head& head = request.head;
-  const PieceName name = piece_of(request);
-  WholePushes& pushes = pushes_[name];
-  const auto known = pushes.open.find(head.push);
-  const bool is_open = known != pushes.open.end();
-  if (head.verdict == Verdict::applies) {
-    if (is_open) known->second.verdict = Verdict::applies;
-  } else if (head.verdict != Verdict::open && !(is_open && known->second.has_begun)) {
-    const bool is_given_up = head.verdict == Verdict::unknown;
-    if (is_given_up)
-      give_up(request);
-    else
-      home_.stores().cut_pushes().refuse(pusher_of(name), head.primary, head.push);
-    const Error error(ErrorKind::failure, is_given_up ? "the server of this key that decides on the push is lost"
-                                                      : "another server of this key has refused the push");
-    if (!is_open) return refuse(request.id, error);
-    for (auto& chunk : known->second.chunks)
-      if (chunk) refuse(take_out(chunk, known->second)->id, error);
-    pushes.open.erase(known);
-  }
   apply_pushes(name);
-}
-
-// Its worker has lost the primary, which may have begun the push. If this connection has only a part of the push, the
-// one before has left all of it.
-void Session::give_up(const Request& request) {
-  const Head& head = request.head;
-  const PieceName name = piece_of(request);
-  CutPushes& cut_pushes = home_.stores().cut_pushes();
-  require(!cut_pushes.is_primary(head.primary), "who gives up a push");
-  const auto known = pushes_[name].open.find(head.push);
-  if (known != pushes_[name].open.end() && known->second.is_ready) leave(name, *known);
-  cut_pushes.give_up(pusher_of(name), head.push);
-  home_.stores().finish({});
 }
 
 // A worker sends a limited number of bytes of which it does not know that they have come.
@@ -494,62 +439,26 @@ void Session::apply_pushes(const PieceName& piece) {
   while (!pushes.open.empty()) {
     const auto first = pushes.open.begin();
     WholePush& push = first->second;
-    const auto refused = error_of([&] { push.has_begun = push.has_begun || begin(first->first, push, piece); });
+    const auto refused = error_of([&] { push.has_begun = push.has_begun || begin(push, *piece.first); });
     if (refused) refuse_all(push, *refused);
-    if (!refused && !push.has_begun) return note_ready(pushes, piece);
-    if (push.has_begun && !apply(push)) {
-      begun_.insert(piece);
-      return note_ready(pushes, piece);
-    }
+    if (!refused && !push.has_begun) return;
+    if (push.has_begun && !apply(push)) return void(begun_.insert(piece));
     pushes.over = std::max(pushes.over, first->first);
     pushes.open.erase(first);
   }
 }
 
-// Returns whether all chunks have come and are the next ones that count, and the push is settled. Throws what refuses
-// the push. A push of a key at several servers keeps chunks that are early, so that it stays ready.
-bool Session::begin(uint64_t number, WholePush& push, const PieceName& piece) {
+// Returns whether all chunks have come and are the next ones that count. Throws what refuses the push.
+bool Session::begin(WholePush& push, Actor& actor) {
   if (push.count < push.chunks.size()) return false;
-  bool is_early = false, has_counted = true;
   for (auto& chunk : push.chunks) {
-    const auto counted = static_cast<int64_t>(piece.first->pushes_of(chunk->head.chunk, static_cast<size_t>(worker_)));
-    has_counted = has_counted && chunk->head.number <= counted;
-    if (chunk->head.number <= counted + 1) continue;
-    is_early = true;
-    if (!push.is_cut())
-      say(take_out(chunk, push)->id, Said::early, counted);
-    else if (std::exchange(chunk->early_at, counted) != counted)
-      say(chunk->id, Said::early, counted);
+    const auto counted = static_cast<int64_t>(actor.pushes_of(chunk->head.chunk, static_cast<size_t>(worker_)));
+    if (chunk->head.number > counted + 1) say(take_out(chunk, push)->id, Said::early, counted);
   }
-  if (is_early || (push.is_cut() && push.verdict != Verdict::applies && !has_counted)) return false;
-  CutPushes& cut_pushes = home_.stores().cut_pushes();
-  const auto expelled = error_of([&] { piece.first->require_term(); });
-  // The primary has begun it, so the death of the process does not end it: this session ends, and leaves it.
-  if (expelled && push.is_cut() && !cut_pushes.is_primary(push.primary)) return false;
-  if (expelled) throw Error(*expelled);
-  if (push.is_cut()) cut_pushes.begin(pusher_of(piece), push.primary, number);
+  if (push.count < push.chunks.size()) return false;
+  actor.require_term();
   for (auto& chunk : push.chunks) chunk->has_begun = true;
   return true;
-}
-
-// Tells the worker of pushes that have come, and that count once the ones before them have.
-void Session::note_ready(WholePushes& pushes, const PieceName& piece) {
-  std::vector<int64_t> next;
-  for (auto& [number, push] : pushes.open) {
-    if (!push.has_begun && push.count < push.chunks.size()) return;
-    if (next.empty())
-      for (size_t i = 0; i < push.chunks.size(); ++i) {
-        const size_t chunk = piece.first->part().layout().first_chunk(piece.second) + i;
-        next.push_back(static_cast<int64_t>(piece.first->pushes_of(chunk, static_cast<size_t>(worker_))) + 1);
-      }
-    for (size_t i = 0; i < push.chunks.size(); ++i) {
-      if (!push.chunks[i]) continue;
-      if (push.chunks[i]->head.number > next[i]) return;
-      next[i] = std::max(next[i], push.chunks[i]->head.number + 1);
-    }
-    const bool waits = push.is_cut() && !push.has_begun && !home_.stores().cut_pushes().is_primary(push.primary);
-    if (waits && !std::exchange(push.is_ready, true)) say(push.chunks.front()->id, Said::ready);
-  }
 }
 
 // An error before any chunk is applied refuses all of them.
@@ -585,7 +494,6 @@ void Session::refuse_all(WholePush& push, const Error& error) {
     auto& refused = pushes_[piece_of(*chunk)].refused;
     refused.emplace(chunk->head.push, error);
     if (refused.size() > kMostKept) refused.erase(refused.begin());
-    if (push.is_cut()) home_.stores().cut_pushes().refuse(pusher_of(piece_of(*chunk)), push.primary, chunk->head.push);
     refuse(take_out(chunk, push)->id, error);
   }
 }
@@ -596,7 +504,6 @@ void Session::refuse_rest_of_push(const Head& head, const Error& error) {
   const bool is_known = actor != actors_.end() && actor->second;
   if (head.push == 0 || !is_known || head.chunk >= actor->second->part().chunk_count()) return;
   const PieceName piece(actor->second.get(), actor->second->part().chunk(head.chunk).piece);
-  if (head.primary != Head::kNotCut) home_.stores().cut_pushes().refuse(pusher_of(piece), head.primary, head.push);
   const auto pushes = pushes_.find(piece);
   if (pushes == pushes_.end()) return;
   const auto push = pushes->second.open.find(head.push);
@@ -606,37 +513,24 @@ void Session::refuse_rest_of_push(const Head& head, const Error& error) {
   pushes->second.over = std::max(pushes->second.over, head.push);
 }
 
-LateChunk Session::late_chunk(int worker, const Request& request, uint64_t seq) {
-  const Head& head = request.head;
-  return {worker,
-          head.store,
-          head.part,
-          head.chunk,
-          seq,
-          request.body,
-          request.ranges,
-          source_of(head, request.body.get()),
-          {head.lr, head.wd}};
-}
-
 // The worker may be dead.
 void Session::leave_pushes() {
   std::vector<LateChunk> late;
   for (const PieceName& piece : begun_)
-    for (const auto& chunk : pushes_[piece].open.begin()->second.chunks)
-      if (chunk) late.push_back(late_chunk(worker_, *chunk, static_cast<uint64_t>(chunk->head.number)));
-  home_.stores().finish(std::move(late));
-  for (const auto& [piece, pushes] : pushes_)
-    for (const auto& push : pushes.open)
-      if (push.second.is_ready && !push.second.has_begun) leave(piece, push);
-  home_.stores().finish({});
-}
-
-// One that is ready.
-void Session::leave(const PieceName& piece, const std::pair<const uint64_t, WholePush>& push) {
-  std::vector<LateChunk> chunks;
-  for (const auto& chunk : push.second.chunks) chunks.push_back(late_chunk(worker_, *chunk, LateChunk::kNext));
-  home_.stores().cut_pushes().keep(pusher_of(piece), push.second.primary, push.first, std::move(chunks));
+    for (const auto& chunk : pushes_[piece].open.begin()->second.chunks) {
+      if (!chunk) continue;
+      const Head& head = chunk->head;
+      late.push_back({worker_,
+                      head.store,
+                      head.part,
+                      head.chunk,
+                      static_cast<uint64_t>(head.number),
+                      chunk->body,
+                      chunk->ranges,
+                      source_of(head, chunk->body.get()),
+                      {head.lr, head.wd}});
+    }
+  if (!late.empty()) home_.stores().finish(std::move(late));
 }
 
 // -------------------------------------------------------------------------------------------------- requests of chunks

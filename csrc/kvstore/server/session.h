@@ -113,21 +113,14 @@ class Session final : Connection::Owner {
     std::shared_ptr<const ElementRanges> ranges;  // null: all of the chunk
     Actor* actor;
     bool has_begun = false;  // it is of a push that is applied
-    int64_t early_at = -1;   // of a cut push: the worker knows that so many pushes have counted
   };
   enum class Result { over, busy };
 
-  // A push of several chunks to an asynchronous store, or of a key at several of its servers. Its chunks are kept until
-  // all of them have come, and then applied: a worker that dies before leaves nothing of it. From then on nothing but
-  // the death of this server ends it. Of a key at several servers it is kept until it is settled, see CutPushes.
+  // A push of several chunks to an asynchronous store. Its chunks are kept until all of them have come, and then
+  // applied: a worker that dies before leaves nothing of it. From then on nothing but the death of this server ends it.
   struct WholePush {
-    bool is_cut() const { return primary != Head::kNotCut; }
-
-    uint32_t primary = Head::kNotCut;
-    Verdict verdict = Verdict::open;
     std::vector<std::optional<Request>> chunks;  // of the piece in order: that have come and are not applied
     size_t count = 0;                            // of these
-    bool is_ready = false;                       // the worker has heard that all have come
     bool has_begun = false;                      // it is applied
   };
   // Of a piece. Pushes are applied one after the other, in the order of Head::push.
@@ -166,18 +159,12 @@ class Session final : Connection::Owner {
   void take_chunk_of_push(const Request& request);
   void note_staged(const Request& request);
   void apply_pushes(const PieceName& piece);
-  bool begin(uint64_t number, WholePush& push, const PieceName& piece);
+  bool begin(WholePush& push, Actor& actor);
   bool apply(WholePush& push);
-  void note_ready(WholePushes& pushes, const PieceName& piece);
-  void settle(const Request& request);
-  void give_up(const Request& request);
-  CutPushes::Pusher pusher_of(const PieceName& piece) const;
-  static LateChunk late_chunk(int worker, const Request& request, uint64_t seq);
   std::optional<Request> take_out(std::optional<Request>& chunk, WholePush& push);
   void refuse_all(WholePush& push, const Error& error);
   void refuse_rest_of_push(const Head& head, const Error& error);
   void leave_pushes();
-  void leave(const PieceName& piece, const std::pair<const uint64_t, WholePush>& push);
   void wait_for_value(const Request& request);
   // Returns whether the request has an answer, which may be an error. Does not throw.
   bool has_ended_waiting(const Request& request);

@@ -676,7 +676,7 @@ void Actor::advance_stage(Next next) {
 }
 
 void Actor::stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
-                  const std::vector<const ElementRanges*>& ranges, const CutStage& cut) {
+                  const std::vector<const ElementRanges*>& ranges) {
   const Layout& layout = part_->layout();
   const auto held = hold_stage();
   // Read before the term is checked: a later process has raised that before its pushes are counted.
@@ -713,9 +713,6 @@ void Actor::stage(size_t piece, uint64_t seq, const Source& source, const Rates&
   copy(part_->stage_data(number_) + before, source.values, value_bytes);
   record.seq = seq;
   record.term = term;
-  record.push = cut.push;
-  record.process = term_;
-  record.primary = cut.primary;
   record.piece = static_cast<uint32_t>(piece);
   record.dtype = static_cast<uint32_t>(source.dtype);
   record.codes = static_cast<uint32_t>(source.quantizer.kind);
@@ -728,37 +725,6 @@ void Actor::stage(size_t piece, uint64_t seq, const Source& source, const Rates&
 
 void Actor::publish() {
   advance_stage([](const StageState& state) { return state.published(); });
-}
-
-void Actor::close_stage(size_t worker, uint32_t first_term) {
-  if (worker >= part_->layout().capacity()) return;
-  std::atomic<uint64_t>& word = part_->stage(worker).state;
-  StageState state = {word.load()};
-  while (!word.compare_exchange_weak(state.word, state.closed_before(first_term).word)) {
-  }
-}
-
-// A process in the place of the one that has published it may write another one meanwhile.
-std::optional<StagedPush> Actor::staged_push_of(size_t worker) const {
-  const Layout& layout = part_->layout();
-  if (layout.stage_bytes() == 0 || worker >= layout.capacity()) return std::nullopt;
-  const StageRecord& record = part_->stage(worker);
-  const StageState state = {record.state.load()};
-  const uint32_t piece = record.piece;
-  if (!state.is_published() || piece >= part_->spec().pieces.size()) return std::nullopt;
-  StagedPush staged = {record.process,
-                       part_->spec().pieces[piece].key,
-                       {record.primary, record.push},
-                       state.is_closed_to(record.process),
-                       false};
-  for (size_t chunk = layout.first_chunk(piece); chunk < layout.first_chunk(piece + 1); ++chunk) {
-    const WorkerRecord& of_worker = part_->worker(chunk, worker);
-    staged.has_begun = staged.has_begun || (of_worker.pushes >= record.seq && of_worker.term == record.term);
-  }
-  std::atomic_thread_fence(std::memory_order_acquire);
-  const bool is_same = StageState{record.state.load()}.version() == state.version();
-  if (!is_same || staged.cut.primary == kNoServer) return std::nullopt;
-  return staged;
 }
 
 bool Actor::finish_push_of(size_t worker) {

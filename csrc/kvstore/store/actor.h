@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,20 +69,6 @@ struct Answer {
   uint64_t num_update = 0;  // of the value that did
 };
 
-// Of a push of a key at several servers that a worker has copied to the memory of each of them: see StageRecord.
-struct CutStage {
-  uint32_t primary = kNoServer;
-  uint64_t push = 0;  // of the key by this worker: more than the one before
-};
-
-// The same, as the server finds it.
-struct StagedPush {
-  uint32_t process, key;  // the term of the worker's process
-  CutStage cut;
-  bool is_dead;    // the server has closed the record to it
-  bool has_begun;  // a chunk of it was pushed here
-};
-
 enum class Outcome : uint8_t {
   applied,    // asynchronous: the value has changed; synchronous: the round is closed
   held,       // it is kept until the others have pushed
@@ -141,12 +126,8 @@ class Actor {
   // Both throw peer_lost once the server has closed the record to this process. stage() throws stalled where a process
   // before holds the record for long.
   void stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
-             const std::vector<const ElementRanges*>& ranges, const CutStage& cut = {});
+             const std::vector<const ElementRanges*>& ranges);
   void publish();
-  // For the server. Processes of a worker before `first_term` publish nothing from now on.
-  void close_stage(size_t worker, uint32_t first_term);
-  // For the server. The last push that a worker has copied, if it is published and one of a key at several servers.
-  std::optional<StagedPush> staged_push_of(size_t worker) const;
   // For the server. Applies the push that a dead worker has copied to the chunks that have not counted it. Returns
   // false where one of them is busy, or the worker writes another push: it is to be called again.
   bool finish_push_of(size_t worker);

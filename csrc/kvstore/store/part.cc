@@ -140,6 +140,11 @@ void Part::raise_first_term(size_t worker, uint32_t term) {
   uint32_t known = first.load();
   while (known < term && !first.compare_exchange_weak(known, term)) {
   }
+  if (layout_.stage_bytes() == 0) return;
+  std::atomic<uint64_t>& word = stage(worker).state;
+  StageState state = {word.load()};
+  while (!word.compare_exchange_weak(state.word, state.closed_before(term).word)) {
+  }
 }
 
 int Part::holder(size_t chunk) {

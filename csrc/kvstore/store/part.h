@@ -72,7 +72,7 @@ class Part {
   std::atomic<Presence>& presence(size_t worker) { return place_of(worker).presence; }
   std::atomic<int64_t>& join(size_t worker) { return place_of(worker).join; }
   uint32_t first_term(size_t worker) { return place_of(worker).first_term.load(std::memory_order_seq_cst); }
-  // From now on, changes by processes of earlier terms are refused.
+  // From now on, changes by processes of earlier terms are refused, and they publish no push (StageRecord).
   void raise_first_term(size_t worker, uint32_t term);
   ChunkRecord& record(size_t chunk) { return at<ChunkRecord>(layout_.chunk_control_at(chunk)); }
   WorkerRecord& worker(size_t chunk, size_t worker) {

@@ -125,25 +125,18 @@ struct StageState {
   uint64_t word;
 };
 
-constexpr uint32_t kNoServer = ~uint32_t{0};
-
 // A push to all chunks of a piece of an asynchronous store, copied before the first chunk is pushed. Its values are at
 // Layout::stage_at. Written by its worker; read by the server once that worker is dead.
-//
-// Of a key at several servers the worker publishes the record at one of them, the primary, after the others, and pushes
-// the first chunk after that: the push counts once the record of the primary is published.
 struct StageRecord {
   // Robust, shared by processes. Held while the record and the values are written, or read by the server: a process
   // that was only stopped, and whose place another one has taken, cannot write between.
   pthread_mutex_t mutex;
   std::atomic<uint64_t> state;  // a StageState
   uint64_t seq, term;           // of the worker's push; as WorkerRecord::term
-  uint64_t push;                // of a key at several servers, as in Head
-  uint32_t process, primary;    // likewise: the term of the worker's process; the server, or kNoServer
   uint32_t piece;
-  uint32_t dtype;          // of the values
-  uint32_t codes;          // the kind of a Quantizer
-  float threshold;         // its
+  uint32_t dtype;  // of the values
+  uint32_t codes;  // the kind of a Quantizer
+  float threshold;
   uint64_t ranges_before;  // bytes of ranges before the values; 0: the values are all elements of the piece
   uint64_t value_bytes;
   double lr, wd;

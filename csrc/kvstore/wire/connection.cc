@@ -28,8 +28,7 @@ void begin(IncomingFrame& frame, const FrameHeader& header, char* place) {
 }
 
 bool is_possible(const Head& head) {
-  return head.said <= kLastSaid && head.verdict <= Verdict::unknown && static_cast<int>(head.dtype) < kDTypes &&
-         static_cast<int>(head.wanted) < kDTypes &&
+  return head.said <= kLastSaid && static_cast<int>(head.dtype) < kDTypes && static_cast<int>(head.wanted) < kDTypes &&
          (head.body_bytes <= kLongestBody || is_of_chunk(head.said) || head.said == Said::done);
 }
 

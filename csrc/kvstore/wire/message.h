@@ -35,7 +35,6 @@ enum class Said : uint16_t {
   read_updates,   // -> `number`: the num_update
   write_updates,  // to `number`
   poke,           // others may wait for what has become of it; not answered
-  settle,         // of a push of a key at several servers: its Verdict
   // A server, of what has the same number in its frame.
   held,     // it has it, and the value comes when there is one
   done,     // of a chunk: `number` is the num_update. The body is what was asked for.
@@ -45,30 +44,25 @@ enum class Said : uint16_t {
   early,
   // Of a push of several chunks to an asynchronous store: the server has this chunk, and applies it with the others.
   staged,
-  // Of a push of a key at several servers: the server has all of its chunks, and keeps them until the push is settled.
-  ready,
 };
-constexpr auto kLastSaid = Said::ready;
+constexpr auto kLastSaid = Said::staged;
 
 constexpr const char* name_of(Said said) {
   constexpr const char* kNames[] = {"hello",      "create",      "attach",       "rule",          "join",      "resume",
                                     "awaited",    "waiting",     "push",         "pull",          "push_pull", "assign",
-                                    "read_state", "write_state", "read_updates", "write_updates", "poke",      "settle",
-                                    "held",       "done",        "refused",      "early",         "staged",    "ready"};
+                                    "read_state", "write_state", "read_updates", "write_updates", "poke",      "held",
+                                    "done",       "refused",     "early",        "staged"};
   return kNames[static_cast<size_t>(said)];
 }
-constexpr bool is_of_chunk(Said said) { return said >= Said::push && said <= Said::settle; }
+constexpr bool is_of_chunk(Said said) { return said >= Said::push && said <= Said::poke; }
 constexpr bool is_of_store(Said said) { return said < Said::push; }
 // Beside pushes, the requests that change a chunk.
 constexpr bool is_change(Said said) {
   return said == Said::assign || said == Said::write_state || said == Said::write_updates;
 }
 
-// The fate of a push of a key at several servers (CutPush), as far as its worker knows. `unknown`: it will not know.
-enum class Verdict : uint32_t { open, applies, drops, unknown };
-
 struct Head {
-  static constexpr uint32_t kAll = ~uint32_t{0}, kNotCut = ~uint32_t{0};
+  static constexpr uint32_t kAll = ~uint32_t{0};
 
   Said said = Said::hello;
   DType dtype = DType::float32;   // of the body
@@ -79,14 +73,12 @@ struct Head {
   float threshold = 0;
   uint32_t ranges = kAll;  // so many ElementRanges of the chunk begin the body, and it is about these
   int64_t number = 0;
-  // Of a push of several chunks, or of a key at several servers: the same in all of its chunks, and more than in the
-  // pushes of the key before. Of a change: more than in all that this process has asked of the chunk before, from 1 on.
+  // Of a push of several chunks: the same in all of them, and more than in the pushes of the key before. Of a change:
+  // more than in all that this process has asked of the chunk before, from 1 on.
   uint64_t push = 0;
-  uint32_t primary = kNotCut;  // of a key at several asynchronous servers: the one that decides
-  Verdict verdict = Verdict::open;
   double lr = 0, wd = 0;
 };
-static_assert(sizeof(Head) == 72, "no bytes that nobody has set");
+static_assert(sizeof(Head) == 64, "no bytes that nobody has set");
 
 // Longer bodies are rejected, except the values of a chunk, whose size both sides know, and answers to questions: the
 // Parts of a store have many keys together.

@@ -108,12 +108,6 @@ void StoreClient::end(const std::string& text, ErrorKind kind) {
   remote_.end(error);
 }
 
-void StoreClient::leave() {
-  const double end = now_s() + options_.remote.timeout_s;
-  while (!remote_.has_settled(kBetweenLooks_s) && now_s() < end) interrupt_();
-  close();
-}
-
 void StoreClient::close() {
   {
     const Lock lock(mutex_);
@@ -220,7 +214,6 @@ void StoreClient::add_part(int server, uint32_t store, const PartWords& words) {
   if (const std::shared_ptr<Part> shared = shared_part(server, store, words)) {
     const auto worker = static_cast<uint32_t>(options_.remote.worker);
     part->actor = std::make_unique<Actor>(shared, worker, options_.remote.timeout_s, options_.remote.term);
-    part->is_of_process = servers_[static_cast<size_t>(server)].pid == getpid();
     for (size_t i = 0; i < pushes.size(); ++i) pushes[i] = part->actor->pushes_of(i, worker);
   }
   const Lock lock(mutex_);
@@ -326,44 +319,18 @@ void StoreClient::add(Work& work, uint32_t store, uint32_t id, const Pushed* pus
   if (pushed && pushed->quantizer.kind == Quantizer::Kind::none) require_fitting(pushed->values, key, key.count);
   if (out) require_fitting(*out, key, key.count);
   if (pushed) ++key.pushes, ++key.begun;
-  const std::shared_ptr<CutPush> cut = cut_of(own, key, pushed);
   for (const ClientPiece& piece : key.pieces) {
-    if (key.actor_of(piece)) {
+    if (piece.part->actor) {
       add_direct(work, store, key, piece, pushed, out);
       continue;
     }
     add_remote(work, store, key, piece, pushed, out);
-    if (piece.count > 0) work.remote.back().cut = cut;
-    work.remote.back().is_counted_in_memory = piece.part->actor != nullptr;
   }
-}
-
-std::shared_ptr<CutPush> StoreClient::cut_of(const ClientStore& store, const ClientKey& key, const Pushed* pushed) {
-  if (!pushed || store.is_synchronous()) return nullptr;
-  std::vector<int> servers;
-  for (const ClientPiece& piece : key.pieces) {
-    if (piece.count > 0 && key.actor_of(piece)) return nullptr;
-    if (piece.count > 0) servers.push_back(piece.part->server);
-  }
-  return servers.size() > 1 ? std::make_shared<CutPush>(servers.front(), servers.size()) : nullptr;
-}
-
-// The primary is the server of the first piece, as by TCP, but none that ends with this worker.
-CutStage StoreClient::cut_stage_of(const ClientKey& key, const Pushed* pushed) {
-  if (!pushed) return {};
-  std::vector<int> servers;
-  for (const ClientPiece& piece : key.pieces) {
-    if (piece.count == 0 || piece.part->is_of_process) continue;
-    if (!piece.part->actor) return {};
-    servers.push_back(piece.part->server);
-  }
-  return servers.size() > 1 ? CutStage{static_cast<uint32_t>(servers.front()), key.begun} : CutStage();
 }
 
 void StoreClient::add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece,
                              const Pushed* pushed, const HostArray* out) {
   const Layout& layout = *piece.part->layout;
-  const CutStage cut = cut_stage_of(key, pushed);
   std::shared_ptr<const RemoteOperation> other_way;
   if (options_.remote.return_s > 0) {
     add_remote(work, store, key, piece, pushed, out);
@@ -378,7 +345,6 @@ void StoreClient::add_direct(Work& work, uint32_t store, const ClientKey& key, c
       item.rates = pushed->rates;
     }
     if (out) item.answer = {from(*out, begin), out->dtype};
-    item.cut = cut;
     work.direct.push_back(std::move(item));
   }
 }
@@ -427,12 +393,7 @@ std::shared_ptr<StoreHandle> StoreClient::carry_out(Work work, uint32_t store, c
   handle->expect(static_cast<int>(work.direct.size() + work.remote.size()));
   bool has_begun_all = false;
   try {
-    for (auto first = work.remote.begin(); first != work.remote.end();) {
-      const auto is_other = [&](const RemoteOperation& one) { return !one.cut || one.cut != first->cut; };
-      const auto last = std::find_if(first + 1, work.remote.end(), is_other);
-      start({first, last}, requests);
-      first = last;
-    }
+    for (RemoteOperation& operation : work.remote) start(std::move(operation), requests);
     has_begun_all = true;
     if (!work.direct.empty()) start_instead(direct_.carry_out(std::move(work.direct), *handle, interrupt_), requests);
   } catch (...) {
@@ -450,7 +411,7 @@ void StoreClient::count_again(ClientKey& key, bool servers_have_it) {
   const auto worker = static_cast<size_t>(options_.remote.worker);
   if (!servers_have_it) --key.pushes;
   for (const ClientPiece& piece : key.pieces)
-    if (key.actor_of(piece) && piece.count > 0)
+    if (piece.part->actor && piece.count > 0)
       key.pushes = std::min(key.pushes, piece.part->actor->fewest_pushes(piece.number, worker));
 }
 
@@ -463,24 +424,23 @@ void StoreClient::start_instead(const std::vector<DirectItem>& left_behind,
     if (!item.by_tcp) throw Error(ErrorKind::peer_lost, "another server has taken the place of a lost one");
     if (pieces.insert(item.by_tcp.get()).second) {
       item.handle->expect(1);
-      start({*item.by_tcp}, requests);
+      start(*item.by_tcp, requests);
     }
     item.handle->end_one(std::nullopt);
   }
 }
 
-// See Remote::start. `requests` gets a part for each, which ends when the request does.
-void StoreClient::start(std::vector<RemoteOperation> operations, const std::shared_ptr<StoreHandle>& requests) {
-  requests->expect(static_cast<int>(operations.size()));
-  for (RemoteOperation& operation : operations)
-    operation.done = [requests, done = std::move(operation.done)](const std::optional<Error>& error, int64_t updates) {
-      done(error, updates);
-      requests->end_one(std::nullopt);
-    };
+// See Remote::start. `requests` gets a part for it, which ends when the request does.
+void StoreClient::start(RemoteOperation operation, const std::shared_ptr<StoreHandle>& requests) {
+  requests->expect(1);
+  operation.done = [requests, done = std::move(operation.done)](const std::optional<Error>& error, int64_t updates) {
+    done(error, updates);
+    requests->end_one(std::nullopt);
+  };
   try {
-    while (!remote_.start(operations, kBetweenLooks_s)) interrupt_();
+    while (!remote_.start(operation, kBetweenLooks_s)) interrupt_();
   } catch (...) {
-    for (size_t i = 0; i < operations.size(); ++i) requests->end_one(std::nullopt);
+    requests->end_one(std::nullopt);
     throw;
   }
 }
@@ -579,8 +539,6 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
   const HostArray& array = pushed ? pushed->values : *out;
   require_fitting(array, key, rows.numbers.size() * rows.elements);
   if (pushed) ++key.pushes, ++key.begun;
-  const std::shared_ptr<CutPush> cut = cut_of(store_of(store), key, pushed);
-  const CutStage cut_stage = cut_stage_of(key, pushed);
   for (const ClientPiece& piece : key.pieces) {
     const auto chunks = std::make_shared<const ChunkRows>(
         rows_of_piece(*piece.part->layout, piece.number, rows.numbers, rows.elements, pushed != nullptr));
@@ -591,10 +549,8 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
       if (pushed) operation.values = from(array, 0);
       if (out) operation.out = from(array, 0);
     };
-    if (!key.actor_of(piece)) {
+    if (!piece.part->actor) {
       add_remote_rows();
-      if (piece.count > 0) work.remote.back().cut = cut;
-      work.remote.back().is_counted_in_memory = piece.part->actor != nullptr;
       continue;
     }
     std::shared_ptr<const RemoteOperation> other_way;
@@ -621,7 +577,6 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
         item.rates = pushed->rates;
       }
       if (out) item.answer = {from(array, of_chunk.begin), array.dtype};
-      item.cut = cut_stage;
       work.direct.push_back(std::move(item));
     }
   }
@@ -649,21 +604,19 @@ void StoreClient::begin_visit(const std::shared_ptr<StoreHandle>& handle, const 
                               uint32_t store, uint32_t id, Said said, int64_t number, const HostArray& array,
                               OnChunk on_chunk) {
   std::vector<ClientPiece> pieces;
-  bool goes_by_tcp = false;
   std::shared_ptr<std::atomic<int64_t>> known;
   {
     const Lock lock(mutex_);
     const ClientKey& key = store_of(store).key(id);
     pieces = key.pieces;
-    goes_by_tcp = key.goes_by_tcp();
     known = key.num_update;
   }
   for (const ClientPiece& piece : pieces) {
-    const bool is_direct = !goes_by_tcp && piece.part->actor;
-    if (is_direct) direct_.await_server(piece.part->server, interrupt_);
+    Actor* const actor = piece.part->actor.get();
+    if (actor) direct_.await_server(piece.part->server, interrupt_);
     const Layout& layout = *piece.part->layout;
     char* const there = static_cast<char*>(array.address) + piece.begin * size_of(array.dtype);
-    if (Actor* const actor = is_direct ? piece.part->actor.get() : nullptr) {
+    if (actor) {
       const size_t first = layout.first_chunk(piece.number), last = layout.first_chunk(piece.number + 1);
       direct_.visit(*actor, first, last, [&](size_t chunk) {
         return on_chunk(*actor, chunk, there + layout.chunks()[chunk].begin * size_of(array.dtype));

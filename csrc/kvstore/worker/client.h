@@ -135,8 +135,6 @@ class StoreClient {
   void end(const std::string& text, ErrorKind kind);
   // Work that this process would do itself fails; requests by TCP go on.
   void close();
-  // The same, after pushes of keys at several servers, which end with this process: waits for them at most timeout_s.
-  void leave();
 
  private:
   // One operation on some keys, as it is put together.
@@ -166,14 +164,11 @@ class StoreClient {
   std::shared_ptr<const RemoteOperation> take_other_way(Work& work) const;
   void add_remote(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
                   const HostArray* out);
-  // Of a push that several servers are to apply together: by TCP, else null; and in memory that they share.
-  static std::shared_ptr<CutPush> cut_of(const ClientStore& store, const ClientKey& key, const Pushed* pushed);
-  static CutStage cut_stage_of(const ClientKey& key, const Pushed* pushed);
   void add_rows(Work& work, uint32_t store, uint32_t id, const Rows& rows, const Pushed* pushed, const HostArray* out)
       REQUIRES(mutex_);
   std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);
   void count_again(ClientKey& key, bool servers_have_it) REQUIRES(mutex_);
-  void start(std::vector<RemoteOperation> operations, const std::shared_ptr<StoreHandle>& requests);
+  void start(RemoteOperation operation, const std::shared_ptr<StoreHandle>& requests);
   void start_instead(const std::vector<DirectItem>& left_behind, const std::shared_ptr<StoreHandle>& requests);
   void abandon(const std::shared_ptr<StoreHandle>& requests) REQUIRES(mutex_);
   void tell_that_it_waits() EXCLUDES(mutex_);

@@ -58,18 +58,6 @@ ClientKey& ClientStore::key(uint32_t id) {
   return found->second;
 }
 
-// A push of a key at several servers counts at all of them or at none: where the worker shares memory with some of them
-// only, all decide by TCP. A server of this process ends with the worker, whatever the others decide.
-bool ClientKey::goes_by_tcp() const {
-  bool has_direct = false, has_remote = false;
-  for (const ClientPiece& piece : pieces) {
-    if (piece.count == 0) continue;
-    if (piece.part->is_of_process || piece.part->layout->spec().is_synchronous) return false;
-    (piece.part->actor ? has_direct : has_remote) = true;
-  }
-  return has_direct && has_remote;
-}
-
 size_t ClientStore::array_of(const std::string& name) const {
   if (name == "master") return 1;
   const auto found = std::find(state_names_.begin(), state_names_.end(), name);

@@ -33,7 +33,6 @@ struct ClientPart {
   uint32_t number;  // among those of the store at this server
   std::shared_ptr<const Layout> layout;
   std::unique_ptr<Actor> actor;  // null: it is reached by TCP
-  bool is_of_process = false;    // its server is in this process
 };
 
 struct ClientPiece {
@@ -46,11 +45,6 @@ struct ClientKey {
   std::shared_ptr<const std::string> name;
   DType dtype;
   uint64_t count;
-  // Whether all of the key goes by TCP, also to servers whose memory this worker shares.
-  bool goes_by_tcp() const;
-  // The actor that changes a piece of the key in this process; null where it goes by TCP.
-  Actor* actor_of(const ClientPiece& piece) const { return goes_by_tcp() ? nullptr : piece.part->actor.get(); }
-
   std::vector<ClientPiece> pieces;
   uint64_t pushes = 0;  // of this worker
   uint64_t begun = 0;   // likewise, also failed ones

@@ -110,12 +110,14 @@ std::vector<DirectItem> DirectPath::carry_out(std::vector<DirectItem> items, con
   }
 }
 
-// Returns a group for each key whose push is staged, and one group for all others. Each worker begins with another one.
+// Returns a group for each piece of a key whose push is staged, and one group for all others. Each worker begins with
+// another one.
 std::vector<DirectPath::Group> DirectPath::groups_of(std::vector<DirectItem> items) const {
   std::vector<Group> groups(1);
   for (size_t first = 0, last = 0; first < items.size(); first = last) {
     const auto is_other = [&](const DirectItem& item) {
-      return item.key != items[first].key || item.pushes != items[first].pushes;
+      const DirectItem& one = items[first];
+      return item.key != one.key || item.actor != one.actor || item.pushes != one.pushes;
     };
     const auto begin = items.begin() + static_cast<std::ptrdiff_t>(first);
     const auto end = std::find_if(begin, items.end(), is_other);
@@ -135,29 +137,16 @@ bool DirectPath::has_left(const DirectItem& item) {
   return left_.count(item.actor) > 0;
 }
 
-// Copies all pieces before it publishes any of them, and publishes that of the primary last. Where another server has
-// taken the place of one of them, each of the others has its piece alone.
+// Of one piece. Where another server has taken the place of its own, that one gets the push as a whole.
 void DirectPath::stage(const std::vector<DirectItem>& items) {
-  bool is_cut = items.front().cut.primary != kNoServer;
-  for (size_t i = 0; is_cut && i < items.size(); ++i)
-    if (i == 0 || items[i].actor != items[i - 1].actor) is_cut = !has_left(items[i]);
-  Actor* primary = nullptr;
-  std::vector<Actor*> staged;
-  for (size_t first = 0, last = 0; first < items.size(); first = last) {
-    const DirectItem& item = items[first];
-    const size_t piece = item.actor->part().chunk(item.chunk).piece;
-    std::vector<const ElementRanges*> ranges;
-    for (last = first; last < items.size() && items[last].actor == item.actor; ++last)
-      if (item.ranges) ranges.push_back(items[last].ranges.get());
-    if (!is_cut && has_left(item)) continue;
-    item.actor->stage(piece, item.pushes, item.source, item.rates, ranges, is_cut ? item.cut : CutStage());
-    if (static_cast<uint32_t>(item.server) == item.cut.primary)
-      primary = item.actor;
-    else
-      staged.push_back(item.actor);
-  }
-  if (primary) staged.push_back(primary);
-  for (Actor* const actor : staged) actor->publish();
+  const DirectItem& first = items.front();
+  if (has_left(first)) return;
+  std::vector<const ElementRanges*> ranges;
+  for (const DirectItem& item : items)
+    if (item.ranges) ranges.push_back(item.ranges.get());
+  const size_t piece = first.actor->part().chunk(first.chunk).piece;
+  first.actor->stage(piece, first.pushes, first.source, first.rates, ranges);
+  first.actor->publish();
 }
 
 void DirectPath::begin_in_order(std::vector<DirectItem>& items, std::vector<DirectItem>& left_behind,

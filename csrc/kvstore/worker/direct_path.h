@@ -42,7 +42,6 @@ struct DirectItem {
   std::shared_ptr<const ElementRanges> ranges;
   // The same request to the server for the whole piece; null where no other server may take its place.
   std::shared_ptr<const RemoteOperation> by_tcp;
-  CutStage cut;  // of a push of a key at several servers
 
   bool is_too_far_ahead = false;  // others have not pushed for long
   bool waits_for_server = false;  // it is gone, and another one may take its place

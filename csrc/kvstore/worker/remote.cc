@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 #include "base/clock.h"
@@ -46,24 +45,6 @@ bool Remote::take_room(size_t bytes, double longest_s) {
   if (!has_room_.wait_for(mutex_, std::chrono::duration<double>(longest_s), fits)) return false;
   used_ += bytes;
   return true;
-}
-
-bool Remote::has_settled(double longest_s) {
-  const Lock lock(mutex_);
-  return has_settled_.wait_for(mutex_, std::chrono::duration<double>(longest_s),
-                               [&]() REQUIRES(mutex_) { return unsettled_ == 0; });
-}
-
-void Remote::note_unsettled(RemoteOperation& operation) {
-  {
-    const Lock lock(mutex_);
-    ++unsettled_;
-  }
-  operation.done = [this, done = std::move(operation.done)](const std::optional<Error>& error, int64_t num_update) {
-    done(error, num_update);
-    const Lock lock(mutex_);
-    if (--unsettled_ == 0) has_settled_.notify_all();
-  };
 }
 
 void Remote::give_room(size_t bytes) {
@@ -182,25 +163,11 @@ void Remote::say_waiting(uint32_t store, const RemoteThread& last) {
       thread->post([head, &own = *thread] { own.say(head); });
 }
 
-// The parts of a CutPush end together, so none may wait for room that another one has.
-bool Remote::start(std::vector<RemoteOperation> operations, double longest_s) {
-  std::vector<RemoteFlightPtr> flights;
-  std::vector<size_t> bytes;
-  for (RemoteOperation& operation : operations) {
-    const auto flight = std::make_shared<RemoteFlight>(std::move(operation));
-    const RemoteOperation& own = flight->operation;
-    bytes.push_back(own.copies && own.values && flight->legs() > 0 ? flight->value_bytes() : 0);
-    flights.push_back(flight);
-  }
-  const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t{0});
-  if (total > 0 && !take_room(total, longest_s)) return false;
-  for (size_t i = 0; i < flights.size(); ++i) begin(flights[i], bytes[i]);
-  return true;
-}
-
-// `bytes`: to be copied, for which there is room.
-void Remote::begin(const RemoteFlightPtr& flight, size_t bytes) {
+bool Remote::start(RemoteOperation operation, double longest_s) {
+  const auto flight = std::make_shared<RemoteFlight>(std::move(operation));
   RemoteOperation& own = flight->operation;
+  const size_t bytes = own.copies && own.values && flight->legs() > 0 ? flight->value_bytes() : 0;
+  if (bytes > 0 && !take_room(bytes, longest_s)) return false;
   if (bytes > 0) {
     flight->copy.reset(new char[bytes]);
     std::copy_n(own.values, bytes, flight->copy.get());
@@ -210,13 +177,13 @@ void Remote::begin(const RemoteFlightPtr& flight, size_t bytes) {
       done(error, num_update);
     };
   }
-  if (own.cut) note_unsettled(own);
   tell(own.server, [flight](RemoteServer& there) {
     const auto error = error_of([&] { there.add(flight); });
     if (!error) return;
     flight->error = error;
     flight->end();
   });
+  return true;
 }
 
 void Remote::lost(int server, const std::string& text) {

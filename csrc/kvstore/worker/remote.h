@@ -44,18 +44,14 @@ class Remote {
   static PartWords part_of(RemoteReply& reply) { return words_of<PartWords>(reply.take()); }
   static std::vector<PartWords> parts_of(RemoteReply& reply);
 
-  // Returns whether all pushes of keys at several servers are over, which need this process; waits for at most so long.
-  bool has_settled(double longest_s);
-
   // Tells the server what has become of a chunk, for which others may wait at it.
   void poke(int server, uint32_t store, uint32_t part, uint32_t chunk);
   // Tells all servers that this worker waits in a store, see Said::waiting; but not while one of them has not said that
   // it has what this worker has pushed.
   void waits(uint32_t store);
 
-  // Begins these, which are one operation or those of one CutPush. False if there is no room for copies of all their
-  // values in so long; then nothing has happened.
-  bool start(std::vector<RemoteOperation> operations, double longest_s);
+  // Begins it. Returns false if there is no room for a copy of its values in so long; then nothing has happened.
+  bool start(RemoteOperation operation, double longest_s);
 
   // News from others about a server: it is gone; or another one has taken its place.
   void lost(int server, const std::string& text);
@@ -78,8 +74,6 @@ class Remote {
   // Room for so many bytes; a single one that is larger than all of it waits until all is free.
   bool take_room(size_t bytes, double longest_s);
   void give_room(size_t bytes);
-  void note_unsettled(RemoteOperation& operation);
-  void begin(const RemoteFlightPtr& flight, size_t bytes);
 
   const RemoteOptions options_;
   const Credentials credentials_;
@@ -90,8 +84,6 @@ class Remote {
   mutable Mutex mutex_;
   Condition has_room_;
   size_t used_ GUARDED_BY(mutex_) = 0;
-  Condition has_settled_;
-  size_t unsettled_ GUARDED_BY(mutex_) = 0;  // operations of pushes of keys at several servers
 
   std::vector<std::unique_ptr<RemoteThread>> threads_;  // server i has the one of number i modulo their number
 };

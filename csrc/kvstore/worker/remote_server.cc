@@ -21,10 +21,9 @@ constexpr double kRefused_s = 0.5;
 
 }  // namespace
 
-RemoteServer::RemoteServer(Home& home, Traffic& traffic, const RemoteOptions& options, const Credentials& credentials,
-                           int number)
-    : home_(home),
-      poller_(home.poller()),
+RemoteServer::RemoteServer(Poller& poller, Traffic& traffic, const RemoteOptions& options,
+                           const Credentials& credentials, int number)
+    : poller_(poller),
       traffic_(traffic),
       options_(options),
       number_(number),
@@ -76,7 +75,7 @@ void RemoteServer::has_ended(int error) {
 void RemoteServer::end_connection() {
   if (connection_) poller_.bury(std::move(connection_));
   connection_.reset();
-  is_met_ = is_open_ = is_put_off_ = false;
+  is_met_ = is_open_ = false;
   question_id_ = 0;
   dialler_.give_up();
 }
@@ -164,7 +163,6 @@ void RemoteServer::let_go() {
     if (was_had) ++unanswered_;
     if (request.is_answered) --request.flight->answered;
     request.is_held = request.is_staged = request.is_answered = false;
-    if (request.flight->operation.cut) request.flight->operation.cut->set_ready(number_, false);
   }
 }
 
@@ -234,7 +232,6 @@ void RemoteServer::take_part(const PartWords& part, uint32_t store) {
 void RemoteServer::begin_piece(const RemoteOperation& operation) {
   const auto untold = untold_.find({operation.store, operation.part, operation.piece});
   if (untold == untold_.end()) return;
-  if (operation.is_counted_in_memory) return void(untold_.erase(untold));
   const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
   const int64_t next = pushes ? operation.number : operation.number + 1;
   auto& shifts = shifts_[{operation.store, operation.part}];
@@ -287,16 +284,8 @@ void RemoteServer::open() {
 }
 
 void RemoteServer::send_question() {
-  is_put_off_ = false;
   const RemoteQuestion& question = questions_.front();
   connection_->send(question_id_, question.head, question.body);
-}
-
-// The server cannot answer it yet.
-void RemoteServer::put_off() {
-  constexpr double kPause_s = 0.25;
-  is_put_off_ = true;
-  ask_at_ = now_s() + kPause_s;
 }
 
 void RemoteServer::answer_question(const Head& head) {
@@ -324,10 +313,7 @@ void RemoteServer::say(const Head& head) {
 
 void RemoteServer::add(RemoteFlightPtr flight) {
   const RemoteOperation& operation = flight->operation;
-  const std::shared_ptr<CutPush> cut = flight->legs() > 0 ? operation.cut : nullptr;
-  if (cut) flight->error = cut->error();
   if (lost_) flight->error = *lost_;
-  if (cut && lost_) cut->note_lost(number_, *lost_);
   if (flight->error || flight->legs() == 0) return flight->end();
   stores_.insert(operation.store);
   if (operation.said <= Said::push_pull) begin_piece(operation);
@@ -340,12 +326,6 @@ void RemoteServer::add(RemoteFlightPtr flight) {
   flight->place_in_line = line.place;
   flight->order = ++orders_;
   waiting_[{flight->place_in_line, flight->order}] = flight;
-  if (cut)
-    cut->join(number_, [&home = home_, number = number_, one = std::weak_ptr<RemoteFlight>(flight)](int teller) {
-      home.pass_on(teller, number, [one](RemoteServer& there) {
-        if (const RemoteFlightPtr still_there = one.lock()) there.settle(still_there);
-      });
-    });
 }
 
 void RemoteServer::feed() {
@@ -378,12 +358,7 @@ Head RemoteServer::head_of(const Request& request) const {
   // A push that the server has is not sent again: only its answer is missing.
   if (request.is_held && operation.said == Said::push_pull) head.said = Said::pull;
   if (operation.said <= Said::push_pull) head.number = std::max<int64_t>(0, head.number + request.shift);
-  if (is_change(operation.said)) head.push = operation.push;
-  if (!request.flight->is_whole()) return head;
-  head.push = operation.push;
-  if (!operation.cut) return head;
-  head.primary = static_cast<uint32_t>(operation.cut->primary());
-  head.verdict = operation.cut->verdict(number_);
+  if (is_change(operation.said) || request.flight->is_whole()) head.push = operation.push;
   return head;
 }
 
@@ -435,7 +410,6 @@ void RemoteServer::take(uint32_t id, const Head& head) {
   heard_at_ = now_s();
   silences_ = 0;
   if (id == question_id_) {
-    if (head.said == Said::held) return put_off();
     if (head.body_bytes == 0) answer_body_ = Bytes();
     return answer_question(head);
   }
@@ -447,20 +421,16 @@ void RemoteServer::answer(uint32_t id, const Head& head) {
   if (request.is_answered) return;
   const RemoteFlightPtr flight = request.flight;
   if (head.said == Said::early) return count_again(id, head.number);
-  if (head.said == Said::ready) return take_ready(*flight);
   window_bytes_ -= std::exchange(request.window_bytes, 0);
   if (!request.is_held && !request.is_staged) --unanswered_;
   request.is_staged = head.said == Said::staged && !request.is_held;
   if (head.said == Said::staged) return;
   request.is_held = true;
-  const std::shared_ptr<CutPush>& cut = flight->operation.cut;
-  if (cut && head.said != Said::refused) cut->note_begun(number_);
   if (head.said == Said::held) return;
   if (head.said == Said::refused && !flight->error)
     flight->error = Error(static_cast<ErrorKind>(head.number), std::string(answer_body_.begin(), answer_body_.end()));
   else if (head.said != Said::refused && head.body_bytes != expected_bytes(request))
     throw failure("a server's answer has another size than what was asked for");
-  if (cut && flight->error) cut->note_refused(number_, *flight->error);
   if (flight->is_whole())
     request.is_answered = true;
   else
@@ -478,36 +448,6 @@ void RemoteServer::leave_line(const RemoteFlight& flight) {
   if (waiting_.erase({flight.place_in_line, flight.order}) == 0) return;
   const RemoteOperation& operation = flight.operation;
   --lines_[{operation.store, operation.part, operation.piece}].waiting;
-}
-
-// The server has all of it.
-void RemoteServer::take_ready(RemoteFlight& flight) {
-  for (const uint32_t id : flight.requests) {
-    Request& request = requests_.at(id);
-    window_bytes_ -= std::exchange(request.window_bytes, 0);
-    if (request.is_held || request.is_answered) continue;
-    if (!std::exchange(request.is_staged, true)) --unanswered_;
-  }
-  if (flight.operation.cut) flight.operation.cut->set_ready(number_, true);
-}
-
-// Tells the server what is known now of a push of a key at several servers. Over another connection, a chunk that is
-// sent again says the same. A flight that is dropped before it has begun is over.
-void RemoteServer::settle(const RemoteFlightPtr& flight) {
-  if (flight->is_over()) return;
-  const Verdict verdict = flight->operation.cut->verdict(number_);
-  if (verdict == Verdict::drops || verdict == Verdict::unknown) {
-    if (!flight->error) flight->error = flight->operation.cut->error();
-    leave_line(*flight);
-    if (flight->is_over()) return flight->end();
-  }
-  if (!is_open_ || flight->requests.empty()) return;
-  const uint32_t id = flight->requests.front();
-  Head head = head_of(requests_.at(id));
-  head.said = Said::settle;
-  head.codes = 0;
-  head.ranges = Head::kAll;
-  connection_->send(id, head);
 }
 
 // The server has refused all of it.
@@ -566,7 +506,6 @@ void RemoteServer::fail_all(const Error& error) {
   for (const auto& [order, flight] : flights) {
     flight->error = error;
     flight->requests.clear();
-    if (flight->operation.cut) flight->operation.cut->note_lost(number_, error);
     flight->end();
   }
   for (const RemoteQuestion& question : std::exchange(questions_, {})) question.reply->fail(error);
@@ -585,7 +524,6 @@ void RemoteServer::look(double now) {
     looked_at_ = now;
     note_what_moves(now);
     look_for_silence(now);
-    if (is_put_off_ && now >= ask_at_) send_question();
   }
   feed();
   if (connection_) connection_->flush();

@@ -29,7 +29,6 @@
 #include "kvstore/wire/connection.h"
 #include "kvstore/wire/dialler.h"
 #include "kvstore/wire/message.h"
-#include "kvstore/worker/cut_push.h"
 #include "kvstore/worker/store_handle.h"
 #include "network/tcp.h"
 
@@ -67,8 +66,6 @@ struct RemoteOperation {
 
   int64_t number = 0;  // of this worker's pushes of the key until now, with this one; of states: which array
   uint64_t push = 0;  // of pushes: more than in those of the key before, see Head; of changes the RemoteServer gives it
-  std::shared_ptr<CutPush> cut;       // of a push of a key at several servers
-  bool is_counted_in_memory = false;  // the worker counts on from the memory that it shares with the server
   double lr = 0, wd = 0;
   int priority = 0;                   // what is higher goes first
   const StoreHandle* call = nullptr;  // tells the operations of a call from others; it may be gone
@@ -179,7 +176,7 @@ struct RemoteFlight {
   // Whether the server applies it once it has all of it, or refuses all of it. Then it is also sent again as a whole.
   bool is_whole() const {
     const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
-    return pushes && (operation.cut || operation.layout->is_pushed_as_a_whole(operation.piece));
+    return pushes && operation.layout->is_pushed_as_a_whole(operation.piece);
   }
   void answer(int64_t num_update) {
     ++answered;
@@ -205,22 +202,12 @@ struct RemoteQuestion {
   bool asks_again = false;  // what it is about, after another server has taken the place of the first one
 };
 
-// On the thread of its Home.
+// On the thread of its Poller.
 class RemoteServer final : Connection::Owner, Dialler::Owner {
  public:
-  using News = std::function<void(RemoteServer& there)>;
-
-  class Home {
-   public:
-    virtual ~Home() = default;
-    virtual Poller& poller() = 0;
-    // Called on the thread of another server, `teller`: has news(there) done with this one on its own thread; at once
-    // where that is the same. Nothing happens when the own thread has ended, and this server with it.
-    virtual void pass_on(int teller, int server, News news) = 0;
-  };
-
   // All outlive this.
-  RemoteServer(Home& home, Traffic& traffic, const RemoteOptions& options, const Credentials& credentials, int number);
+  RemoteServer(Poller& poller, Traffic& traffic, const RemoteOptions& options, const Credentials& credentials,
+               int number);
   ~RemoteServer() override;
 
   void add(RemoteFlightPtr flight);
@@ -291,7 +278,6 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void ask_next();
   void open();
   void send_question();
-  void put_off();
   void answer_question(const Head& head);
   void feed();
   void send_leg(const RemoteFlightPtr& flight);
@@ -300,8 +286,6 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   size_t expected_bytes(const Request& request) const;
   void answer(uint32_t id, const Head& head);
   void count_again(uint32_t id, int64_t counted);
-  void take_ready(RemoteFlight& flight);
-  void settle(const RemoteFlightPtr& flight);
   void leave_line(const RemoteFlight& flight);
   void end_refused(RemoteFlight& flight);
   void look_for_silence(double now);
@@ -312,7 +296,6 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void fail_all(const Error& error);
   std::string name() const;
 
-  Home& home_;
   Poller& poller_;
   Traffic& traffic_;
   const RemoteOptions& options_;
@@ -332,8 +315,6 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
 
   std::deque<RemoteQuestion> questions_;  // the first one is asked
   uint32_t question_id_ = 0;              // 0: it is not
-  bool is_put_off_ = false;               // it is to be asked again, at ask_at_
-  double ask_at_ = 0;
   Bytes answer_body_;
 
   std::map<std::pair<int64_t, uint64_t>, RemoteFlightPtr> waiting_;  // by place and order

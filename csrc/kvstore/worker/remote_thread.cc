@@ -9,10 +9,9 @@ namespace ringtrain {
 
 RemoteThread::RemoteThread(std::string name, Traffic& traffic, const RemoteOptions& options,
                            const Credentials& credentials, const std::vector<int>& servers)
-    : name_(std::move(name)), numbers_(servers.begin(), servers.end()) {
-  RemoteServer::Home& home = *this;
+    : name_(std::move(name)) {
   for (const int number : servers)
-    servers_[number] = std::make_unique<RemoteServer>(home, traffic, options, credentials, number);
+    servers_[number] = std::make_unique<RemoteServer>(poller_, traffic, options, credentials, number);
 }
 
 RemoteThread::~RemoteThread() {
@@ -62,11 +61,6 @@ bool RemoteThread::has_all() const {
 
 void RemoteThread::say(const Head& head) {
   for (const auto& [number, server] : servers_) do_with(*server, [&](RemoteServer& there) { there.say(head); });
-}
-
-void RemoteThread::pass_on(int teller, int server, RemoteServer::News news) {
-  if (numbers_.count(teller) != 0) return news(*servers_.at(server));
-  tell(server, std::move(news));
 }
 
 }  // namespace ringtrain

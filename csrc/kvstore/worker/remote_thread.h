@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,12 +16,14 @@
 namespace ringtrain {
 
 // Any thread.
-class RemoteThread final : RemoteServer::Home {
+class RemoteThread {
  public:
   // All outlive this. `servers`: their numbers.
   RemoteThread(std::string name, Traffic& traffic, const RemoteOptions& options, const Credentials& credentials,
                const std::vector<int>& servers);
-  ~RemoteThread() override;
+  ~RemoteThread();
+  RemoteThread(const RemoteThread&) = delete;
+  RemoteThread& operator=(const RemoteThread&) = delete;
 
   // Before start().
   const RemoteReplyPtr& hello_of(int server) const { return servers_.at(server)->hello(); }
@@ -44,9 +45,6 @@ class RemoteThread final : RemoteServer::Home {
   void join();
 
  private:
-  Poller& poller() override { return poller_; }
-  void pass_on(int teller, int server, RemoteServer::News news) override;
-
   template <typename Work>
   static void do_with(RemoteServer& there, const Work& work) {
     if (const auto error = error_of([&] { work(there); })) there.begin_again(*error);
@@ -55,7 +53,6 @@ class RemoteThread final : RemoteServer::Home {
   void take_turn();
 
   const std::string name_;
-  const std::set<int> numbers_;  // of its servers
   Poller poller_;
   Mailbox mailbox_{poller_};
   std::map<int, std::unique_ptr<RemoteServer>> servers_;  // by number; from start() on the thread's

@@ -428,8 +428,6 @@ class Membership:
         if kind == "ready":
             self._processes[place].snapshot_age_s = float(message["snapshot_age_s"])
             return self._announce_return(place)
-        if kind == "settle":
-            return self._settle(place, message)
         if kind == "elastic":
             self._state.is_elastic = True
             return self._close_rounds()
@@ -670,7 +668,6 @@ class Membership:
                 for place, one in self._of(SERVER)
                 if one.snapshot_age_s is not None
             },
-            "lost_servers": [place.number for place in self._lost(SERVER)],
             "token": self._token,
             "is_recovery": self._processes[own].is_recovery,
             "terms": {str(place.number): one.term for place, one in workers.items()},
@@ -738,13 +735,6 @@ class Membership:
         """Makes servers refuse requests of a lost process, whose loss may not be announced yet."""
         fenced = {"kind": "fenced", "role": place.role, "number": place.number, "term": self._processes[place].term}
         return [Tell(one.member, fenced) for _, one in self._of(SERVER) if one.is_here()]
-
-    def _settle(self, place: Place, message: Message) -> list[Output]:
-        """Tells the other servers which pushes of a lost worker the server of this place has begun to apply."""
-        told = {"kind": "settle", "role": WORKER, "number": message["worker"], "server": place.number}
-        told["begun"] = message["begun"]
-        role = SERVER if self._limits.servers else WORKER
-        return [Tell(one.member, told) for other, one in self._of(role) if one.is_here() and other != place]
 
     def _announce_return(self, place: Place) -> list[Output]:
         process = self._processes[place]

@@ -100,7 +100,6 @@ class World(NamedTuple):
     names: dict[int, str]  # of the workers: host and pid
     hosts: dict[int, str]
     living: list[int]  # workers
-    lost_servers: list[int]
     restored: dict[int, float]  # servers that have restored a snapshot, and its age in seconds
     token: str
     is_recovery: bool
@@ -266,10 +265,6 @@ class SchedulerClient:
         """Reports that a replacement of a server has the values of its predecessor, so workers may connect."""
         self._send({"kind": "ready", "snapshot_age_s": snapshot_age_s})
 
-    def settle(self, worker: int, begun: bytes) -> None:
-        """Tells all other servers what `StoreServer.lost` has returned of a worker."""
-        self._send({"kind": "settle", "worker": worker, "begun": begun.hex()})
-
     def be_elastic(self) -> None:
         """Lets workers come and go from now on."""
         self._send({"kind": "elastic"})
@@ -431,7 +426,6 @@ def _world_of(message: Notice) -> World:
         names={int(number): str(name) for number, name in message["names"].items()},
         hosts={int(number): str(host) for number, host in message["hosts"].items()},
         living=message["living"],
-        lost_servers=message["lost_servers"],
         restored={int(number): float(age_s) for number, age_s in message["restored"].items()},
         token=message["token"],
         is_recovery=message["is_recovery"],

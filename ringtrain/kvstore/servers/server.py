@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import ringtrain._core as _core
-from ringtrain.errors import PeerLostError, RingtrainError, ShutDownError, StalledError
+from ringtrain.errors import PeerLostError, ShutDownError, StalledError
 from ringtrain.job.world import node_name
 from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.arrival import (
@@ -303,12 +303,9 @@ def _take_over(
         source = f"a snapshot of {age_s:.1f} s ago"
     for worker in set(range(world.capacity)) - set(world.living):
         first_term = world.terms[worker] + 1 if worker in world.terms else 0
-        _settle(arrival, worker, server.lost(worker, first_term))
+        server.lost(worker, first_term)
     for worker in world.living:
-        _settle(arrival, worker, server.back(worker, world.terms[worker]))
-    for other in world.lost_servers:
-        if other != arrival.number:
-            server.lost_server(other)
+        server.back(worker, world.terms[worker])
     arrival.say(f"goes on from {source}")
     arrival.scheduler_client.be_ready(age_s)
 
@@ -345,24 +342,11 @@ def _obey(
     elif kind == "gone":
         raise PeerLostError(notice["text"])
     elif notice["role"] == WORKER and kind in ("lost", "fenced"):
-        _settle(arrival, notice["number"], server.lost(notice["number"], notice["term"] + 1))
-    elif notice["role"] == WORKER and kind == "settle":
-        server.settle(notice["number"], notice["server"], bytes.fromhex(notice["begun"]))
-    elif notice["role"] == SERVER and kind == "lost":
-        server.lost_server(notice["number"])
-    elif notice["role"] == SERVER and kind == "back":
-        for worker, begun in server.back_server(notice["number"]):
-            _settle(arrival, worker, begun)
+        server.lost(notice["number"], notice["term"] + 1)
     elif notice["role"] == WORKER and kind == "left":
-        _settle(arrival, notice["number"], server.left(notice["number"], notice["term"] + 1))
+        server.left(notice["number"])
     elif notice["role"] == WORKER and kind == "back":
         server.back(notice["number"], notice["term"])
-
-
-def _settle(arrival: Arrival, worker: int, begun: bytes) -> None:
-    """Tells the other servers what has become of pushes of a worker. If the job is over, the next notice says so."""
-    with contextlib.suppress(RingtrainError):
-        arrival.scheduler_client.settle(worker, begun)
 
 
 def _carry_out(notice: Notice, updates: PythonUpdates, controller: Controller | None) -> str:

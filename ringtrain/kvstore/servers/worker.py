@@ -264,18 +264,12 @@ class Worker:
             text, first_term = notice["text"], int(notice["term"]) + 1
             self.client.lost(number, text, first_term)
             if self._server is not None:
-                begun = self._server.lost(number, first_term)
-                with contextlib.suppress(RingtrainError):  # the next notice says that the scheduler is gone
-                    self.scheduler_client.settle(number, begun)
-                self._server.lost_server(number)
+                self._server.lost(number, first_term)
                 self.client.lost_server(number, text)
         elif kind == "stalled":
             logger.warning(f"a store has waited {self.seconds('stall_warning_time_s'):g} s {notice['text']}")
         elif role == WORKER and kind == "ending":
             self.ended[number] = notice["text"]
-        elif role == WORKER and kind == "settle":
-            if self._server is not None:
-                self._server.settle(number, int(notice["server"]), bytes.fromhex(notice["begun"]))
         elif role == WORKER and kind == "back":
             self.living.add(number)
             self.client.back(number)

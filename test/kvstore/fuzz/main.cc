@@ -253,8 +253,6 @@ Head any_head(bool is_honest) {
   if (one_in(6)) head.ranges = static_cast<uint32_t>(any(4));
   if (!is_honest && one_in(40)) head.ranges = static_cast<uint32_t>(generator());
   head.push = any(4);
-  if (one_in(3)) head.primary = static_cast<uint32_t>(any(2));
-  head.verdict = static_cast<Verdict>(any(is_honest ? 4 : 5));
   head.lr = one_of<double>({0.1, 0, NAN, 1e300});
   return head;
 }
@@ -280,7 +278,6 @@ class Trial {
     update();
     if (one_in(30)) server_->lost(worker, 0);
     if (one_in(30)) server_->back(worker, 0);
-    if (one_in(30)) error_of([&] { server_->settle(worker, static_cast<int>(any(2)), noise(any(100))); });
     if (one_in(50)) copy_all();
     if (keys_ <= kKeysOfOneServer) return;
     end();

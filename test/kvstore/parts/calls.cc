@@ -122,10 +122,10 @@ EXPORTED uint64_t actor_fewest_pushes(Actor* actor, size_t piece, size_t worker)
 }
 
 // Keeps a push to a piece, of these rows (none: all), and pushes it to every so many of its chunks, 0: to none.
-// Without `publishes` only keeps it. `primary`: kNoServer, or of a push of a key at several servers.
+// Without `publishes` only keeps it.
 EXPORTED const char* actor_stage(Actor* actor, size_t piece, uint64_t seq, const char* values, int dtype, int codes,
-                                 float threshold, const int64_t* rows, size_t count, size_t elements, uint32_t primary,
-                                 int publishes, size_t every) {
+                                 float threshold, const int64_t* rows, size_t count, size_t elements, int publishes,
+                                 size_t every) {
   return text_of([&] {
     const Layout& layout = actor->part().layout();
     const Quantizer quantizer = {static_cast<Quantizer::Kind>(codes), threshold};
@@ -137,7 +137,7 @@ EXPORTED const char* actor_stage(Actor* actor, size_t piece, uint64_t seq, const
     if (count > 0) of_chunks = rows_of_piece(layout, piece, {rows, rows + count}, elements, true);
     std::vector<const ElementRanges*> ranges;
     for (const RowsOfChunk& one : of_chunks) ranges.push_back(&one.ranges);
-    actor->stage(piece, seq, source(0), {0.5, 0}, ranges, {primary, seq});
+    actor->stage(piece, seq, source(0), {0.5, 0}, ranges);
     if (!publishes) return;
     actor->publish();
     const size_t first = layout.first_chunk(piece);

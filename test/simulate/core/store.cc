@@ -10,11 +10,10 @@
 // how often. Rules. No push is in a value twice, and none that was never made. A push that was acknowledged stays in
 // all values from then on, unless its server came back from a snapshot. A chunk is changed as a whole. In the end each
 // push to an asynchronous store is in all chunks of a key at a server, or in none, unless that came back from a
-// snapshot; and at all servers of a key that is cut over several of them or at none, unless one of them died and lost
-// what the worker had sent, see may_be_at_some(). In a round each worker that was never lost has pushed once. Later
-// pushes of an expelled worker are in no value. A worker may also assign a value, a power of four of its own, which
-// takes the pushes before it away, and none that begins once the value is at the server. Versions only grow. An error
-// has a cause, and names only processes that were disturbed. In the end every wait has ended.
+// snapshot. In a round each worker that was never lost has pushed once. Later pushes of an expelled worker are in no
+// value. A worker may also assign a value, a power of four of its own, which takes the pushes before it away, and none
+// that begins once the value is at the server. Versions only grow. An error has a cause, and names only processes that
+// were disturbed. In the end every wait has ended.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -323,8 +322,6 @@ struct Process {
   bool is_lost = false;                              // for the scheduler
   bool is_told_off = false;                          // it knows that it has no part in the job any more
   bool is_over = false;                              // it has ended by itself
-  bool has_kept_memory = false;                      // a server in the place of another one, with its memory
-  double attached_at = kNever;                       // a worker, to its keys
   bool is_announced = false;                         // all have heard that it is lost
   bool has_joined = false;                           // it has no more data
   int64_t join = 0;                                  // the number of this join
@@ -338,8 +335,6 @@ struct Process {
   std::map<int, double> heard_back;             // of servers: when it has heard of the last return
   std::map<int, double> fenced;                 // of a server: by worker's rank, since when its pushes do not count
   std::deque<std::vector<double>> kept;         // arrays of requests that servers still carry out
-  // Of a server: when another one, by its rank, has first told which pushes of a worker it has begun.
-  std::map<std::pair<int, int>, double> told_at;
 };
 
 void nobody_interrupts() {}
@@ -475,10 +470,6 @@ class World {
     disturbed_.insert(name_of(process));
     trace("model", "the scheduler has lost " + name_of(process) + ": " + why);
     if (process.is_worker) tell_all(false, true, [this, &process](Process& to) { fence(to, process); });
-    if (!process.is_worker)
-      tell_all(false, true, [number = process.number](Process& to) {
-        if (to.server) to.server->lost_server(number);
-      });
     if (!process.is_worker || draw_.return_s == 0) return announce(process, why);
     fibres_.at(fibres_.now() + draw_.return_s, [this, &process, why] {
       if (of_place(process.is_worker, process.number) == &process) announce(process, why);
@@ -487,18 +478,8 @@ class World {
 
   void fence(Process& server, const Process& worker) {
     if (!server.server) return;
-    tell_begun(server, worker.number, server.server->lost(worker.number, worker.term + 1));
+    server.server->lost(worker.number, worker.term + 1);
     server.fenced.try_emplace(worker.rank, fibres_.now());
-  }
-
-  // A server tells the others which pushes of a lost worker it has begun.
-  void tell_begun(const Process& server, int worker, const Bytes& begun) {
-    if (server.is_lost || is_scheduler_dead_) return;
-    tell_all(false, true, [this, worker, from = server.number, rank = server.rank, begun](Process& to) {
-      if (!to.server || to.number == from) return;
-      to.server->settle(worker, from, begun);
-      to.told_at.try_emplace({rank, worker}, fibres_.now());
-    });
   }
 
   void announce(Process& process, const std::string& why) {
@@ -696,7 +677,7 @@ class World {
     say(self, "is done");
     tell_all(true, true, [this, &self](Process& to) {
       hear_end(to, self);
-      if (to.server) tell_begun(to, self.number, to.server->left(self.number, self.term + 1));
+      if (to.server) to.server->left(self.number);
     });
   }
 
@@ -758,7 +739,6 @@ class World {
       const auto may_go_on = [&] { return has_keys_ || self.is_told_off || of_place(true, 0)->is_lost; };
       fibres_.wait(may_go_on);
       if (!has_keys_) throw Error(ErrorKind::peer_lost, "nobody gives keys");
-      self.attached_at = fibres_.now();
       client.attach_keys(0, draw_.keys);
       client.set_rule(0, rule, false);
     }
@@ -1006,18 +986,11 @@ class World {
       if (one.is_lost || one.is_over)
         fence(self, one);
       else
-        tell_begun(self, worker, self.server->back(worker, one.term));
+        self.server->back(worker, one.term);
     }
-    for (int other = 0; other < draw_.servers; ++other)
-      if (other != self.number && of_place(false, other)->is_lost) self.server->lost_server(other);
-    self.has_kept_memory = keeps;
     say(self, keeps ? "goes on with the memory of its workers" : "goes on from a snapshot");
     const int number = self.number, port = self.rank;
     if (self.is_lost || is_scheduler_dead_) return;
-    tell_all(false, true, [this, number](Process& to) {
-      if (!to.server || to.number == number) return;
-      for (const auto& [worker, begun] : to.server->back_server(number)) tell_begun(to, worker, begun);
-    });
     tell_all(true, false, [this, number, port, keeps](Process& to) {
       if (!to.client) return;
       to.client->back_server(number, {{"server", port}}, keeps);
@@ -1182,7 +1155,6 @@ class World {
 
   // The values of the servers in the end.
   void require_values() {
-    for (const StoreKey& key : draw_.keys) require_at_all_servers(key);
     for (const StoreKey& key : draw_.keys)
       for (const StoreKey::Piece& piece : key.pieces) {
         Process& one = *of_place(false, piece.server);
@@ -1192,48 +1164,6 @@ class World {
         if (values.empty()) continue;
         if (!draw_.is_synchronous && !one.is_lost && !restored_.count(one.number)) require_whole(key, one, values);
       }
-  }
-
-  // Each push is at all servers of a key, or at none. Servers that have died keep this rule with their memory.
-  void require_at_all_servers(const StoreKey& key) {
-    if (draw_.is_synchronous || is_scheduler_dead_) return;
-    std::map<int, std::vector<int>> digits;
-    bool has_died = false;
-    for (const StoreKey::Piece& piece : key.pieces) {
-      Process& server = *of_place(false, piece.server);
-      if (server.is_lost || !runs(server) || !server.server) return;
-      for (const auto& one : processes_)
-        if (!one->is_worker && one->number == piece.server && one->term > 0 && !one->has_kept_memory) return;
-      has_died = has_died || server.term > 0;
-      const PartTable::Place place = server.server->stores().table()->find(0, key.id);
-      if (!place.part) return;
-      const size_t chunk = place.part->layout().first_chunk(place.piece);
-      digits[piece.server] =
-          digits_of(*reinterpret_cast<const double*>(place.part->value(chunk)), slots_[key.id].size());
-    }
-    for (const auto& [server, found] : digits)
-      for (size_t slot = 0; slot < std::min(found.size(), digits.begin()->second.size()); ++slot)
-        if (found[slot] != digits.begin()->second[slot] &&
-            !(has_died && may_be_at_some(key, process(pushes_[slots_[key.id][slot]].rank))))
-          story_.find(name_of_push(key.id, slot) + " is at some of its servers only");
-  }
-
-  // Of a key with a server that has died. Such a server has lost the pushes that this process sent it over TCP. And the
-  // others drop the pushes in their memory if a later process of the worker comes while the one that decides is lost.
-  bool may_be_at_some(const StoreKey& key, const Process& worker) {
-    const Process& primary = *of_place(false, key.pieces.front().server);
-    if (!is_shared(worker)) return true;
-    for (const StoreKey::Piece& piece : key.pieces) {
-      const Process& server = *of_place(false, piece.server);
-      if (!is_shared(server)) return true;
-      if (primary.term == 0 || &server == &primary) continue;
-      const auto told = server.told_at.find({primary.rank, worker.number});
-      for (const auto& one : processes_)
-        if (one->is_worker && one->number == worker.number && one->term > worker.term && one->attached_at < kNever &&
-            (told == server.told_at.end() || one->attached_at < told->second))
-          return true;
-    }
-    return false;
   }
 
   // Each push is in all chunks of a key at a server, or in none. A value is assigned chunk by chunk.
