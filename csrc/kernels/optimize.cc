@@ -33,16 +33,18 @@ using Step = UpdateRule::Step;
 // By copies that no store can reach, of the formula and of an element, so that the compiler takes several at once.
 template <class T, class Formula, size_t... K>
 void run(const Arrays& arrays, const Formula formula, std::index_sequence<K...>) {
-  T* const weights = static_cast<T*>(arrays.weight);
+  const T* const weights = static_cast<const T*>(arrays.weight);
+  T* const new_weights = static_cast<T*>(arrays.new_weight);
   const T* const grads = static_cast<const T*>(arrays.grad);
-  T* const states[] = {static_cast<T*>(arrays.states[K])..., nullptr};
+  const T* const states[] = {static_cast<const T*>(arrays.states[K])..., nullptr};
+  T* const new_states[] = {static_cast<T*>(arrays.new_states[K])..., nullptr};
   const size_t count = arrays.count;
   RINGTRAIN_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
     T weight = weights[i], remembered[] = {states[K][i]..., 0};
     formula(weight, grads[i], remembered[K]...);
-    ((states[K][i] = remembered[K]), ...);
-    weights[i] = weight;
+    ((new_states[K][i] = remembered[K]), ...);
+    new_weights[i] = weight;
   }
 }
 

@@ -30,17 +30,19 @@ class UpdateRule {
 
   struct Arrays {
     DType dtype;  // of all of them: float32 or float64
-    void* weight;
+    const void* weight;
     const void* grad;
-    std::vector<void*> states;  // in the order of state_names()
-    size_t count;               // elements of each
+    std::vector<const void*> states;  // in the order of state_names()
+    size_t count;                     // elements of each
+    void* new_weight;                 // where the results go: to other memory, or to that of the weight and the states
+    std::vector<void*> new_states;
   };
   struct Step {
     int64_t num_update;  // of this weight, from 1
     double lr, wd;
   };
-  // In place. The arrays do not overlap, and each is aligned for its dtype. Throws invalid for another dtype,
-  // another number of states, or a program.
+  // The arrays do not overlap, and each is aligned for its dtype. Throws invalid for another dtype, another number of
+  // states, or a program.
   void update(const Arrays& arrays, const Step& step) const;
 
   struct Kind;  // which formula

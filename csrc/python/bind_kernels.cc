@@ -124,9 +124,12 @@ void update(const UpdateRule& rule, const nb::tuple& weight, const nb::tuple& gr
   UpdateRule::Arrays arrays;
   arrays.dtype = spec.dtype;
   arrays.count = static_cast<size_t>(spec.count());
-  arrays.weight = on_host(weight, spec.dtype, spec.count()).address;
+  arrays.weight = arrays.new_weight = on_host(weight, spec.dtype, spec.count()).address;
   arrays.grad = on_host(grad, spec.dtype, spec.count()).address;
-  for (const nb::tuple& state : states) arrays.states.push_back(on_host(state, spec.dtype, spec.count()).address);
+  for (const nb::tuple& state : states) {
+    arrays.new_states.push_back(on_host(state, spec.dtype, spec.count()).address);
+    arrays.states.push_back(arrays.new_states.back());
+  }
   ReleasedGil release;
   const KeptDenormals kept;
   rule.update(arrays, {num_update, lr, wd});

@@ -191,7 +191,7 @@ def test_a_worker_that_is_killed_comes_back_and_every_push_counts_once(shared):
     def parts(of_keys):
         """What each server has of each key, which is whole there."""
         large, small = of_keys
-        return np.split(large, 2) + [small]
+        return [*np.split(large, 2), small]
 
     def steady(worker):
         worker.make(keys)

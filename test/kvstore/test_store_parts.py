@@ -416,3 +416,36 @@ def test_a_wait_for_a_stopped_process_names_it():
             part.settle(timeout_s=0.2)
         os.kill(pid, signal.SIGCONT)
         wait_until(lambda: actor.push(0, seq + 1, numbers(0, 16384))[0] == APPLIED)
+
+
+def test_a_process_that_was_stopped_in_an_update_and_the_one_in_its_place_keep_apart():
+    """Each writes into memory that is not the other's, although both are worker 1."""
+    keys, shared = [("float32", 16384), ("float32", 16384)], {"workers": 2, "shared": True}
+    part = Part(keys, **shared)
+    part.set_rule("test", "mxnet", "rescale_grad", 1.0)
+    other = Actor(part, 0)
+
+    def push_for_ever(of):
+        Actor(Part(keys, **shared, of=of), 1).push_for_ever(0, 1.0)
+
+    seq = 0
+    for _ in range(5):
+        with child(part.name, push_for_ever) as pid:
+            before = other.pushes(0, 1)
+            wait_until(lambda before=before: other.pushes(0, 1) > before + 1)
+            while True:  # until it is stopped in the middle
+                os.kill(pid, signal.SIGSTOP)
+                if other.push(0, other.pushes(0, 0) + 1, numbers(0, 16384))[0] == BUSY:
+                    break
+                os.kill(pid, signal.SIGCONT)
+            next_one = Actor(part, 1)
+            for _ in range(3):
+                seq += 1
+                assert next_one.push(1, seq, numbers(5, 16384))[0] == APPLIED
+            next_one.close()
+            stopped_at = other.pushes(0, 1)
+            os.kill(pid, signal.SIGCONT)
+            wait_until(lambda stopped_at=stopped_at: other.pushes(0, 1) > stopped_at + 1)
+        assert other.push(0, other.pushes(0, 0) + 1, numbers(0, 16384))[0] == APPLIED
+        assert value_of(other, 0) == other.pushes(0, 1)
+        assert value_of(other, 1) == 5 * seq

@@ -88,7 +88,7 @@ FORMER: Mapping[int, Former] = {
         "a server that comes back throws away what is in the memory of its workers",
         "store",
         "90092df",
-        196,
+        494,
         decision=(
             Patch(
                 "kvstore/server/server_stores.cc",

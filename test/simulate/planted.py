@@ -152,7 +152,7 @@ SOCKETS = {
     ),
 }
 
-_ACTOR, _STORES = "kvstore/store/actor.cc", "kvstore/server/server_stores.cc"
+_ACTOR, _PART, _STORES = "kvstore/store/actor.cc", "kvstore/store/part.cc", "kvstore/server/server_stores.cc"
 _DIRECT_PATH = "kvstore/worker/direct_path.cc"
 _REMOTE_SERVER, _SESSION = "kvstore/worker/remote_server.cc", "kvstore/server/session.cc"
 
@@ -165,6 +165,9 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     ),
     "a connection that ends drops the rest of a push that is applied": Patch(
         _SESSION, "if (!late.empty()) home_.stores().finish(std::move(late));", ""
+    ),
+    "what a dead process has left of a change counts": Patch(
+        _PART, "if (record.journal.load(std::memory_order_acquire) != 0) restore(part_, chunk_);", "record.journal = 0;"
     ),
     "a push that comes again counts again": Patch(
         _ACTOR,

@@ -82,7 +82,10 @@ _CALLS_OF_SOCKETS = (
 _LINKING: Mapping[str, Sequence[str]] = {
     "sockets": [f"-Wl,--wrap={name}" for name in _CALLS_OF_SOCKETS],
     # There is no __wrap_getpid: a file that would ask for the process id of the simulation itself cannot be linked.
-    "store": ["-Wl,--wrap=getpid"],
+    "store": [
+        "-Wl,--wrap=getpid",
+        *(f"-Wl,--wrap=pthread_mutex_{call}" for call in ("init", "trylock", "consistent", "unlock")),
+    ],
 }
 _PYTHON_WORLDS = ("diloco", "elastic", "scheduler")
 NAMES = (*_SOURCES, *_PYTHON_WORLDS)
@@ -100,11 +103,29 @@ class Patch(NamedTuple):
 
 
 # A constant is smaller in a world than in the product, so that keys of some elements have several chunks. And fibres
-# die where they wait, but processes anywhere: so they wait after each record that says how far a push has come.
+# die where they wait, but processes anywhere: so they wait after each record that says how far a push has come, and in
+# some changes of chunks, before they count and after it. One that is killed there does not tidy up.
+_IS_FIBRE = "simulation::Fibres::current().is_running()"
 _SCALES: Mapping[str, Sequence[Patch]] = {
     "store": (
         Patch("kvstore/store/layout.h", "kChunkBytes = 64 << 10;", "kChunkBytes = 128;"),
         Patch("kvstore/worker/direct_path.cc", "actor->publish();", "actor->publish(), Waiter::nap(0.02);"),
+        Patch(
+            "kvstore/store/part.cc",
+            "void ChunkChange::commit(uint64_t closes) {\n",
+            "void ChunkChange::commit(uint64_t closes) {\n"
+            f"  if ((chunk_ + part_.record(chunk_).closed.load()) % 4 == 0 && {_IS_FIBRE}) Waiter::nap(0.01);\n",
+        ),
+        Patch(
+            "kvstore/store/part.cc",
+            " + closes, std::memory_order_release);\n",
+            f" + closes);\n  if ((chunk_ + record.closed.load()) % 4 == 2 && {_IS_FIBRE}) Waiter::nap(0);\n",
+        ),
+        Patch(
+            "kvstore/store/part.cc",
+            "  if (!is_open_) return;\n",
+            f"  if (!is_open_ || !{_IS_FIBRE}) return;\n",
+        ),
     ),
 }
 

@@ -296,8 +296,7 @@ Actor& Session::actor_of(const Head& head) {
     auto part = home_.stores().part(head.store, head.part);
     if (!part) throw lacking("keys", home_.stores().is_recovery());
     if (static_cast<size_t>(worker_) >= part->layout().capacity()) throw failure("the store is for fewer workers");
-    actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s(), term_,
-                                    Actor::Place::server);
+    actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s(), term_);
   }
   return *actor;
 }

@@ -77,34 +77,33 @@ void throw_busy(Part& part, size_t chunk, double timeout_s) {
                                       " s: is its process stopped, by SIGSTOP or a debugger?");
 }
 
-Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term, Place place)
+Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term)
     : part_(std::move(part)),
       number_(number),
       term_(term),
-      writer_(place == Place::own ? number : part_->layout().actor_for(number)),
       timeout_s_(timeout_s),
       own_(new char[part_->layout().chunk_bytes()]),
       sum_(new char[part_->layout().chunk_bytes()]) {
-  part_->memory().reserve(part_->layout().journal_at(writer_), part_->layout().journal_header_bytes());
   put_in_order(timeout_s);
 }
 
-// The next holder of the mutex undoes its change, which must be before its journal is written again.
+// Whoever holds a chunk next gives the journal of a dead process back, so there are always enough.
 void Actor::put_in_order(double timeout_s) {
-  std::vector<SlotPool::Open> open;
+  for (uint32_t i = 0; i < part_->layout().journals(); ++i)
+    if (const uint32_t chunk = part_->journal_place(i).chunk.load())
+      if (chunk <= part_->chunk_count()) const HeldChunk held(*part_, chunk - 1, number_);
   const bool has_slots = part_->spec().is_synchronous && !is_server();
+  if (!has_slots) return;
+  std::vector<SlotPool::Open> open;
   visit_all(*part_, 0, part_->chunk_count(), timeout_s, [&](size_t chunk) {
-    const bool was_writing = part_->record(chunk).writer.load(std::memory_order_acquire) == writer_ + 1;
-    if (!was_writing && !has_slots) return true;
     const HeldChunk held(*part_, chunk, number_);
     if (!held) return false;
-    if (!has_slots) return true;
     const WorkerRecord& own = part_->worker(chunk, number_);
     for (uint32_t slot = own.first_slot; slot != kNoSlot; slot = part_->slot(number_, slot).next)
       open.push_back({chunk, slot, part_->slot(number_, slot).seq + own.offset});
     return true;
   });
-  if (has_slots) slots_ = std::make_unique<SlotPool>(*part_, number_, open);
+  slots_ = std::make_unique<SlotPool>(*part_, number_, open);
 }
 
 void Actor::require_term() const {
@@ -161,11 +160,8 @@ Outcome Actor::push_at_once(size_t chunk, size_t worker, uint64_t seq, const Ele
     convert(source.values, source.dtype, own_.get(), wide(place.dtype), count_of(*ranges));
   else
     gradient = widened(place, source);
-  ChunkChange change(*part_, chunk, writer_, kept(arrays_of(place, &rule)));
-  if (ranges)
-    apply_to(chunk, rule, *ranges, gradient, rates);
-  else
-    apply(chunk, rule, gradient, rates);
+  ChunkChange change(*part_, chunk, number_, arrays_of(place, &rule));
+  apply(change, chunk, rule, ranges, gradient, rates);
   part_->worker(chunk, worker).pushes = seq;
   change.commit(1);
   return Outcome::applied;
@@ -198,7 +194,7 @@ Outcome Actor::deposit(size_t chunk, uint64_t seq, const Source& source, const R
   SlotRecord& record = part_->slot(number_, slot);
   record = {seq, rates.lr, rates.wd, kNoSlot, 0};
   WorkerRecord& own = part_->worker(chunk, number_);
-  ChunkChange change(*part_, chunk, writer_, 0);
+  ChunkChange change(*part_, chunk, number_, 0);
   if (own.first_slot == kNoSlot)
     own.first_slot = slot;
   else
@@ -264,11 +260,11 @@ void Actor::close(size_t chunk, uint64_t seq, const Contribution* own) {
   const UpdateRule* rule = rule_of(chunk);
   const std::vector<Contribution> all = contributions(chunk, own);
   const void* total = sum_of(chunk, all);
-  ChunkChange change(*part_, chunk, writer_, kept(arrays_of(place, rule)));
+  ChunkChange change(*part_, chunk, number_, arrays_of(place, rule));
   if (rule)
-    apply(chunk, *rule, total, all.front().rates);
+    apply(change, chunk, *rule, nullptr, total, all.front().rates);
   else
-    store(chunk, total);
+    store(change, chunk, total);
   let_slots_go(chunk, own);
   if (own) part_->worker(chunk, number_).pushes = seq;
   change.commit(1);
@@ -380,33 +376,40 @@ uint32_t Actor::arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const {
   return arrays;
 }
 
-uint32_t Actor::kept(uint32_t arrays) {
-  // Only a process that dies in the middle leaves them half changed, and these die with it.
-  if (!part_->memory().is_shared()) return 0;
-  for (size_t i = 0; i < Layout::kArrays; ++i)
-    if ((arrays & ~reserved_arrays_) >> i & 1)
-      part_->memory().reserve(part_->layout().journal_array_at(writer_, i), part_->layout().chunk_bytes());
-  reserved_arrays_ |= arrays;
-  return arrays;
-}
-
-void Actor::apply(size_t chunk, const UpdateRule& rule, const void* gradient, const Rates& rates) {
+void Actor::apply(ChunkChange& change, size_t chunk, const UpdateRule& rule, const ElementRanges* ranges,
+                  const void* gradient, const Rates& rates) {
   const KeyChunk& place = part_->chunk(chunk);
   const bool has_master = is_half(place.dtype);
-  UpdateRule::Arrays arrays;
-  arrays.dtype = wide(place.dtype);
-  arrays.weight = has_master ? part_->master(chunk) : part_->value(chunk);
-  arrays.grad = gradient;
-  arrays.count = place.count;
-  for (size_t i = 0; i < rule.state_names().size(); ++i) arrays.states.push_back(part_->state(i, chunk));
-  ChunkRecord& record = part_->record(chunk);
-  rule.update(arrays, {static_cast<int64_t>(++record.updates), rates.lr, rates.wd});
-  if (has_master) convert(part_->master(chunk), DType::float32, part_->value(chunk), place.dtype, place.count);
+  const size_t bytes = size_of(wide(place.dtype));
+  const UpdateRule::Step step = {static_cast<int64_t>(++part_->record(chunk).updates), rates.lr, rates.wd};
+  const ElementRanges all = {{0, place.count}};
+  if (ranges) change.copy_arrays();
+  const char* grad = static_cast<const char*>(gradient);
+  for (const ElementRange& range : ranges ? *ranges : all) {
+    const size_t begin = range.begin * bytes;
+    const auto from = [&](size_t array) { return (ranges ? change.to(array) : part_->array(array, chunk)) + begin; };
+    UpdateRule::Arrays arrays;
+    arrays.dtype = wide(place.dtype);
+    arrays.weight = from(has_master ? 1 : 0);
+    arrays.new_weight = change.to(has_master ? 1 : 0) + begin;
+    arrays.grad = grad;
+    arrays.count = range.count;
+    for (size_t i = 2; i < 2 + rule.state_names().size(); ++i) {
+      arrays.states.push_back(from(i));
+      arrays.new_states.push_back(change.to(i) + begin);
+    }
+    rule.update(arrays, step);
+    if (has_master) {
+      char* const value = change.to(0) + range.begin * size_of(place.dtype);
+      convert(arrays.new_weight, DType::float32, value, place.dtype, range.count);
+    }
+    grad += range.count * bytes;
+  }
 }
 
-void Actor::store(size_t chunk, const void* wide_values) {
+void Actor::store(ChunkChange& change, size_t chunk, const void* wide_values) {
   const KeyChunk& place = part_->chunk(chunk);
-  convert(wide_values, wide(place.dtype), part_->value(chunk), place.dtype, place.count);
+  convert(wide_values, wide(place.dtype), change.to(0), place.dtype, place.count);
 }
 
 bool Actor::was_carried_out(size_t chunk, uint64_t change) const {
@@ -424,9 +427,9 @@ bool Actor::assign(size_t chunk, const void* values, uint64_t change) {
   if (was_carried_out(chunk, change)) return true;
   const KeyChunk& place = part_->chunk(chunk);
   const bool has_master = is_half(place.dtype) && rule_of(chunk);
-  ChunkChange whole(*part_, chunk, writer_, kept(kValue | (has_master ? kMaster : 0)));
-  copy(part_->value(chunk), values, place.value_bytes());
-  if (has_master) convert(values, place.dtype, part_->master(chunk), DType::float32, place.count);
+  ChunkChange whole(*part_, chunk, number_, kValue | (has_master ? kMaster : 0));
+  copy(whole.to(0), values, place.value_bytes());
+  if (has_master) convert(values, place.dtype, whole.to(1), DType::float32, place.count);
   note_changed(chunk, change);
   whole.commit(0);
   return true;
@@ -456,7 +459,7 @@ bool Actor::let_pass(size_t chunk, size_t worker) {
     WorkerRecord& record = part_->worker(chunk, worker);
     const uint64_t position = position_to_pass(chunk, worker);
     if (position <= record.position()) return false;
-    ChunkChange change(*part_, chunk, writer_, 0);
+    ChunkChange change(*part_, chunk, number_, 0);
     record.passed = position;
     change.commit(0);
     if (part_->spec().is_synchronous) close_all(chunk);
@@ -487,7 +490,7 @@ bool Actor::let_in(size_t chunk, size_t worker) {
   if (!held) return false;
   const uint64_t others = position_for(chunk, worker);
   WorkerRecord& record = part_->worker(chunk, worker);
-  ChunkChange change(*part_, chunk, writer_, 0);
+  ChunkChange change(*part_, chunk, number_, 0);
   if (record.pushes + record.offset < others) record.offset = others - record.pushes;
   change.commit(0);
   return true;
@@ -511,7 +514,7 @@ bool Actor::count_anew(size_t chunk, size_t worker, uint32_t term) {
   if (!held) return false;
   WorkerRecord& record = part_->worker(chunk, worker);
   if (record.term >= term) return true;
-  ChunkChange change(*part_, chunk, writer_, 0);
+  ChunkChange change(*part_, chunk, number_, 0);
   record.offset += std::exchange(record.pushes, 0);
   record.term = term;
   change.commit(0);
@@ -524,14 +527,13 @@ bool Actor::take_rule(size_t chunk, uint32_t rule, uint64_t num_update) {
   ChunkRecord& record = part_->record(chunk);
   const KeyChunk& place = part_->chunk(chunk);
   const std::shared_ptr<const UpdateRule> next = part_->rule(rule);
-  ChunkChange change(*part_, chunk, writer_, 0);
+  ChunkChange change(*part_, chunk, number_, next ? arrays_of(place, next.get()) & ~kValue : 0);
   record.rule = rule;
   record.updates = num_update;
   record.pending = 0;
-  for (size_t i = 0; next && i < next->state_names().size(); ++i)
-    std::memset(part_->state(i, chunk), 0, place.wide_bytes());
+  for (size_t i = 0; next && i < next->state_names().size(); ++i) std::memset(change.to(2 + i), 0, place.wide_bytes());
   if (next && is_half(place.dtype))
-    convert(part_->value(chunk), place.dtype, part_->master(chunk), DType::float32, place.count);
+    convert(part_->value(chunk), place.dtype, change.to(1), DType::float32, place.count);
   change.commit(0);
   return true;
 }
@@ -539,7 +541,7 @@ bool Actor::take_rule(size_t chunk, uint32_t rule, uint64_t num_update) {
 bool Actor::take_numbers(size_t chunk, uint32_t rule) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  ChunkChange change(*part_, chunk, writer_, 0);
+  ChunkChange change(*part_, chunk, number_, 0);
   part_->record(chunk).rule = rule;
   change.commit(0);
   return true;
@@ -548,8 +550,7 @@ bool Actor::take_numbers(size_t chunk, uint32_t rule) {
 bool Actor::read_array(size_t chunk, size_t array, void* place) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  const KeyChunk& one = part_->chunk(chunk);
-  copy(place, part_->array(array, chunk), array == 0 ? one.value_bytes() : one.wide_bytes());
+  copy(place, part_->array(array, chunk), part_->chunk(chunk).bytes_of(array));
   return true;
 }
 
@@ -557,9 +558,8 @@ bool Actor::write_array(size_t chunk, size_t array, const void* values, uint64_t
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
   if (was_carried_out(chunk, change)) return true;
-  const KeyChunk& one = part_->chunk(chunk);
-  ChunkChange whole(*part_, chunk, writer_, kept(1u << array));
-  copy(part_->array(array, chunk), values, array == 0 ? one.value_bytes() : one.wide_bytes());
+  ChunkChange whole(*part_, chunk, number_, 1u << array);
+  copy(whole.to(array), values, part_->chunk(chunk).bytes_of(array));
   note_changed(chunk, change);
   whole.commit(0);
   return true;
@@ -569,7 +569,7 @@ bool Actor::set_num_update(size_t chunk, uint64_t num_update, uint64_t change) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
   if (was_carried_out(chunk, change)) return true;
-  ChunkChange whole(*part_, chunk, writer_, 0);
+  ChunkChange whole(*part_, chunk, number_, 0);
   part_->record(chunk).updates = num_update;
   note_changed(chunk, change);
   whole.commit(0);
@@ -615,28 +615,6 @@ const void* Actor::spread(const KeyChunk& chunk, const ElementRanges& ranges, co
     from += range.count * size_of(source.dtype);
   }
   return spread_.get();
-}
-
-void Actor::apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
-                     const Rates& rates) {
-  const KeyChunk& place = part_->chunk(chunk);
-  const bool has_master = is_half(place.dtype);
-  const size_t bytes = size_of(wide(place.dtype));
-  const UpdateRule::Step step = {static_cast<int64_t>(++part_->record(chunk).updates), rates.lr, rates.wd};
-  const char* from = static_cast<const char*>(gradient);
-  for (const ElementRange& range : ranges) {
-    const size_t begin = range.begin * bytes;
-    char* const value = part_->value(chunk) + range.begin * size_of(place.dtype);
-    UpdateRule::Arrays arrays;
-    arrays.dtype = wide(place.dtype);
-    arrays.weight = has_master ? part_->master(chunk) + begin : value;
-    arrays.grad = from;
-    arrays.count = range.count;
-    for (size_t i = 0; i < rule.state_names().size(); ++i) arrays.states.push_back(part_->state(i, chunk) + begin);
-    rule.update(arrays, step);
-    if (has_master) convert(arrays.weight, DType::float32, value, place.dtype, range.count);
-    from += range.count * bytes;
-  }
 }
 
 Reading Actor::read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& ranges, Answer& answer) {
@@ -821,7 +799,7 @@ Outcome Actor::leave(size_t chunk, size_t worker, uint64_t seq, const Source& so
   const KeyChunk& place = part_->chunk(chunk);
   // until it is pending it is nobody's, so no journal has to keep what was there
   std::memcpy(part_->state(0, chunk), widened(place, source), place.wide_bytes());
-  ChunkChange change(*part_, chunk, writer_, 0);
+  ChunkChange change(*part_, chunk, number_, 0);
   part_->worker(chunk, worker).pushes = seq;
   record.pending = static_cast<uint32_t>(worker) + 1;
   change.commit(0);
@@ -848,9 +826,9 @@ bool Actor::finish(size_t chunk, const void* weight) {
     if (!is_of_program(chunk) || !has_gradient(chunk)) return true;
     const KeyChunk& place = part_->chunk(chunk);
     const bool has_master = is_half(place.dtype);
-    ChunkChange change(*part_, chunk, writer_, kept(has_master ? kValue | kMaster : kValue));
-    if (has_master) std::memcpy(part_->master(chunk), weight, place.wide_bytes());
-    store(chunk, weight);
+    ChunkChange change(*part_, chunk, number_, has_master ? kValue | kMaster : kValue);
+    if (has_master) std::memcpy(change.to(1), weight, place.wide_bytes());
+    store(change, chunk, weight);
     ChunkRecord& record = part_->record(chunk);
     ++record.updates;
     record.pending = 0;

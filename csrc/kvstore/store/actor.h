@@ -87,19 +87,15 @@ Error lacking(const std::string& what, bool is_recovery);
 // The error of a process that acts in the name of a worker when a later term of that worker has begun.
 Error expelled(uint32_t worker);
 
-// One thread at a time. Only one actor of each number and Place may exist in all processes: a worker that comes back
-// makes its own when the process before is dead.
+// One thread at a time. A worker has one in its own process, for the keys that it reaches there, and one at the server,
+// for others. One that comes back makes its own when the process before is dead, or is expelled.
 class Actor {
  public:
   static constexpr uint32_t kNewestTerm = ~uint32_t{0};
 
-  // Whose memory is at work: a process reaches some keys of a Part itself, and others by TCP.
-  enum class Place { own, server };
-
-  // Puts in order what a process before may have left; waits for it at most `timeout_s`, then throws stalled. `term`:
+  // Puts in order what processes before may have left; waits for it at most `timeout_s`, then throws stalled. `term`:
   // of the process in whose name it acts, see WorkerPlace. Once a later term has begun, changes throw peer_lost.
-  Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term = kNewestTerm,
-        Place place = Place::own);
+  Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term = kNewestTerm);
 
   Part& part() { return *part_; }
   uint32_t number() const { return number_; }
@@ -198,17 +194,14 @@ class Actor {
   template <typename Next>
   void advance_stage(Next next);
   const void* spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source);
-  void apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
-                const Rates& rates);
+  // Null: all elements.
+  void apply(ChunkChange& change, size_t chunk, const UpdateRule& rule, const ElementRanges* ranges,
+             const void* gradient, const Rates& rates);
   const UpdateRule* rule_of(size_t chunk);
   const UpdateRule& required_rule(size_t chunk);
   const void* widened(const KeyChunk& chunk, const Source& source);
   uint32_t arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const;
-  // Those of them that the journal keeps, for which it now has room.
-  uint32_t kept(uint32_t arrays);
-  // Within a ChunkChange.
-  void apply(size_t chunk, const UpdateRule& rule, const void* gradient, const Rates& rates);
-  void store(size_t chunk, const void* wide_values);
+  void store(ChunkChange& change, size_t chunk, const void* wide_values);
   Outcome push_at_once(size_t chunk, size_t worker, uint64_t seq, const ElementRanges* ranges, const Source& source,
                        const Rates& rates);
   ElementRanges staged_ranges(size_t worker, size_t place, size_t& next) const;
@@ -236,14 +229,12 @@ class Actor {
 
   const std::shared_ptr<Part> part_;
   const uint32_t number_, term_;
-  const uint32_t writer_;  // as an actor of the Part: whose journal it has
   const double timeout_s_;
   std::unique_ptr<SlotPool> slots_;  // of a worker in a synchronous store
   std::unique_ptr<char[]> own_, sum_, spread_;
   uint32_t rule_number_ = 0;
   std::shared_ptr<const UpdateRule> rule_;
-  uint32_t reserved_arrays_ = 0;  // of the journal
-  size_t staged_bytes_ = 0;       // for which there is room
+  size_t staged_bytes_ = 0;  // for which there is room
 };
 
 // Calls visit(chunk) for those from `first` up to `last` until each has said that it is done; others go first where one

@@ -4,12 +4,15 @@
 #include <utility>
 
 #include "base/error.h"
-#include "kvstore/store/records.h"
 
 namespace ringtrain {
 namespace {
 
 constexpr size_t kPage = 4096, kLine = 64;
+// An update reads some arrays and writes others, those of the last change. If all began alike in their pages, they
+// would want the same lines of the cache: with momentum it takes up to three times as long then (the distances are
+// measured).
+constexpr size_t kBetweenChunks = 27 * kLine, kBetweenArrays = 37 * kLine;
 // How a PartSpec says what kind of store it is of.
 constexpr uint32_t kSynchronous = 1, kAtomic = 2;
 // Of a worker that is ahead of the others: so many rounds of all keys, or of few keys so many pushes.
@@ -78,40 +81,48 @@ PartSpec PartSpec::get(Reader& reader) {
 }
 
 Layout::Layout(PartSpec spec) : spec_(std::move(spec)) {
-  size_t wide_bytes = 0;
   for (size_t i = 0; i < spec_.pieces.size(); ++i) {
     const KeyPiece& piece = spec_.pieces[i];
     first_chunks_.push_back(chunks_.size());
     const uint64_t most = spec_.is_atomic ? piece.count : elements_of_chunk(piece.dtype);
     for (uint64_t begin = 0; begin < piece.count; begin += most) {
       const auto count = static_cast<uint32_t>(std::min(most, piece.count - begin));
-      chunks_.push_back({static_cast<uint32_t>(i), count, begin, piece.dtype, value_bytes_, wide_bytes});
-      value_bytes_ = up_to(kLine, value_bytes_ + chunks_.back().value_bytes());
-      wide_bytes = up_to(kLine, wide_bytes + chunks_.back().wide_bytes());
+      chunks_.push_back({static_cast<uint32_t>(i), count, begin, piece.dtype, 0, 0});
       chunk_bytes_ = std::max(chunk_bytes_, up_to(kPage, chunks_.back().wide_bytes()));
     }
   }
   first_chunks_.push_back(chunks_.size());
+  size_t wide_bytes = 0;
+  for (KeyChunk& chunk : chunks_) {
+    chunk.value_at = value_bytes_;
+    value_bytes_ += second_place(0, chunk) + (is_exchanged(0, chunk) ? kBetweenChunks : second_place(0, chunk));
+    chunk.wide_at = wide_bytes;
+    wide_bytes += second_place(1, chunk) + (is_exchanged(1, chunk) ? kBetweenChunks : second_place(1, chunk));
+  }
 
   const size_t of_workers = capacity() * sizeof(WorkerRecord);
   static_assert(sizeof(StageRecord) <= kStageStride);
   stage_records_at_ = up_to(kLine, sizeof(PartHeader) + capacity() * sizeof(WorkerPlace));
   controls_at_ = stage_records_at_ + capacity() * kStageStride;
   control_stride_ = up_to(kLine, sizeof(ChunkRecord) + of_workers);
-  journals_at_ = up_to(kPage, controls_at_ + chunks_.size() * control_stride_);
+  journal_places_at_ = controls_at_ + chunks_.size() * control_stride_;
+  journals_at_ = up_to(kPage, journal_place_at(journals()));
   journal_header_bytes_ = up_to(kPage, sizeof(JournalRecord) + sizeof(ChunkRecord) - kChunkKeptAt + of_workers);
-  journal_stride_ = journal_header_bytes_ + kArrays * chunk_bytes_;
-  slot_controls_at_ = journals_at_ + actors() * journal_stride_;
+  spare_stride_ = chunk_bytes_ + kBetweenArrays;
+  journal_stride_ = up_to(kPage, journal_header_bytes_ + kArrays * spare_stride_);
+  slot_controls_at_ = journals_at_ + journals() * journal_stride_;
   if (spec_.is_synchronous) slots_ = static_cast<uint32_t>(std::max(kRoundsAhead * chunks_.size(), kFewestSlots));
   values_at_ = slot_controls_at_ + capacity() * slot_control_bytes();
   wide_at_ = values_at_ + up_to(kPage, value_bytes_);
-  wide_stride_ = up_to(kPage, wide_bytes);
+  wide_stride_ = up_to(kPage, wide_bytes) + kBetweenArrays;
   slots_at_ = wide_at_ + (kArrays - 1) * wide_stride_;
   stages_at_ = slots_at_ + capacity() * slots_ * chunk_bytes_;
   if (!spec_.is_synchronous && !spec_.is_atomic)
     for (const KeyPiece& piece : spec_.pieces) stage_bytes_ = std::max(stage_bytes_, up_to(kPage, most_staged(piece)));
   bytes_ = stages_at_ + capacity() * stage_bytes_;
 }
+
+size_t Layout::second_place(size_t array, const KeyChunk& chunk) { return up_to(kLine, chunk.bytes_of(array)); }
 
 size_t Layout::slot_control_bytes() const { return up_to(kPage, slots_ * sizeof(SlotRecord)); }
 

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/dtype.h"
+#include "kvstore/store/records.h"
 
 namespace ringtrain {
 
@@ -51,6 +52,8 @@ struct KeyChunk {
 
   size_t value_bytes() const { return count * size_of(dtype); }
   size_t wide_bytes() const { return count * size_of(wide(dtype)); }
+  // 0: the value, 1: the master, from 2 on: the states.
+  size_t bytes_of(size_t array) const { return array == 0 ? value_bytes() : wide_bytes(); }
 };
 
 // Elements [begin, begin + count) of a chunk.
@@ -69,17 +72,15 @@ class Layout {
  public:
   static constexpr size_t kChunkBytes = 64 << 10;             // of the wide dtype; of stores that are not atomic
   static constexpr size_t kLargestAtomicBytes = 256ul << 20;  // likewise, of a chunk of an atomic store
-  static constexpr size_t kStates = 3;                        // the most that a rule remembers
-  static constexpr size_t kArrays = 2 + kStates;              // value, master, states
 
   explicit Layout(PartSpec spec);
 
   const PartSpec& spec() const { return spec_; }
   size_t capacity() const { return static_cast<size_t>(spec_.capacity); }
-  // Those who change chunks: workers, then the server itself, and then the server in the name of each worker.
-  size_t actors() const { return 2 * capacity() + 1; }
+  // Those who change chunks: workers, and then the server itself.
   uint32_t actor_of_server() const { return static_cast<uint32_t>(capacity()); }
-  uint32_t actor_for(uint32_t worker) const { return actor_of_server() + 1 + worker; }
+  // As many as may change chunks at a time: each worker, the server in its name, and the server itself.
+  uint32_t journals() const { return 2 * actor_of_server() + 1; }
 
   const std::vector<KeyChunk>& chunks() const { return chunks_; }
   // The chunks of a piece follow each other: first(piece) up to first(piece + 1).
@@ -94,11 +95,15 @@ class Layout {
 
   // Bytes from the beginning of the memory.
   size_t chunk_control_at(size_t chunk) const { return controls_at_ + chunk * control_stride_; }
-  size_t journal_at(size_t actor) const { return journals_at_ + actor * journal_stride_; }
-  // 0: the value, 1: the master, from 2 on: the states.
-  size_t journal_array_at(size_t actor, size_t array) const {
-    return journal_at(actor) + journal_header_bytes_ + array * chunk_bytes_;
+  size_t journal_place_at(size_t journal) const { return journal_places_at_ + journal * sizeof(JournalPlace); }
+  size_t journal_at(size_t journal) const { return journals_at_ + journal * journal_stride_; }
+  size_t spare_at(size_t journal, size_t array) const {
+    return journal_at(journal) + journal_header_bytes_ + array * spare_stride_;
   }
+  // Whether a change puts the array where a journal has its spare one, which gets its place. Others are too small for
+  // the next change, and have a second place behind their home.
+  bool is_exchanged(size_t array, const KeyChunk& chunk) const { return chunk.bytes_of(array) == chunk_bytes_; }
+  static size_t second_place(size_t array, const KeyChunk& chunk);  // bytes from its home
   size_t stage_record_at(size_t worker) const { return stage_records_at_ + worker * kStageStride; }
   // The values of a StageRecord. Where only some elements are pushed, the number of ranges of each chunk and these
   // ranges precede them.
@@ -107,10 +112,11 @@ class Layout {
   size_t slot_control_at(size_t worker, uint32_t slot) const;
   size_t slot_at(size_t worker, uint32_t slot) const { return slots_at_ + (worker * slots_ + slot - 1) * chunk_bytes_; }
   size_t array_at(size_t array) const { return array == 0 ? values_at_ : wide_at_ + (array - 1) * wide_stride_; }
+  // The home of an array: it is there, or as far from there as ChunkRecord::moved says.
   size_t array_at(size_t array, const KeyChunk& chunk) const {
     return array_at(array) + (array == 0 ? chunk.value_at : chunk.wide_at);
   }
-  size_t control_bytes() const { return journals_at_; }  // header and controls of chunks
+  size_t control_bytes() const { return journals_at_; }  // header, controls of chunks, places of journals
   size_t journal_header_bytes() const { return journal_header_bytes_; }
   size_t slot_control_bytes() const;  // of each worker
   size_t value_bytes() const { return value_bytes_; }
@@ -126,7 +132,8 @@ class Layout {
   uint32_t slots_ = 0;
   size_t chunk_bytes_ = kChunkBytes;
   size_t value_bytes_ = 0;
-  size_t controls_at_ = 0, control_stride_ = 0, journals_at_ = 0, journal_stride_ = 0, journal_header_bytes_ = 0;
+  size_t controls_at_ = 0, control_stride_ = 0;
+  size_t journal_places_at_ = 0, journals_at_ = 0, journal_stride_ = 0, journal_header_bytes_ = 0, spare_stride_ = 0;
   size_t stage_records_at_ = 0, stages_at_ = 0, stage_bytes_ = 0;
   size_t slot_controls_at_ = 0, values_at_ = 0, wide_at_ = 0, wide_stride_ = 0, slots_at_ = 0, bytes_ = 0;
 };

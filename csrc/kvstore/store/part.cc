@@ -55,19 +55,20 @@ size_t kept_bytes(const Layout& layout) {
   return sizeof(ChunkRecord) - kChunkKeptAt + layout.capacity() * sizeof(WorkerRecord);
 }
 
-size_t array_bytes(const KeyChunk& chunk, size_t array) {
-  return array == 0 ? chunk.value_bytes() : chunk.wide_bytes();
-}
-
 // The part of a journal beside arrays.
 char* kept_of(Part& part, size_t chunk) { return reinterpret_cast<char*>(&part.record(chunk)) + kChunkKeptAt; }
 
-JournalRecord& journal_of(Part& part, uint32_t actor) {
-  return *reinterpret_cast<JournalRecord*>(part.memory().data() + part.layout().journal_at(actor));
-}
-
-char* journal_array(Part& part, uint32_t actor, size_t array) {
-  return part.memory().data() + part.layout().journal_array_at(actor, array);
+// Takes a journal that is free, that of `first` before others, for a chunk that is held. A journal belongs to a chunk,
+// not to a process: one that is stopped in a change keeps it, whoever has its place by now.
+uint32_t take_journal(Part& part, size_t chunk, uint32_t first) {
+  const uint32_t count = part.layout().journals();
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t journal = (first + i) % count;
+    uint32_t none = 0;
+    if (part.journal_place(journal).chunk.compare_exchange_strong(none, static_cast<uint32_t>(chunk) + 1))
+      return journal;
+  }
+  throw failure("more processes change the keys of a store than it has workers: were some started twice?");
 }
 
 void put_text(char* place, const std::string& text) {
@@ -75,20 +76,18 @@ void put_text(char* place, const std::string& text) {
   std::memcpy(place, text.c_str(), text.size() + 1);
 }
 
-// How the chunk was before a change that has not come to its end.
-void restore(Part& part, size_t chunk, uint32_t actor) {
+// How the records of the chunk were before a change that has not come to its end.
+void restore(Part& part, size_t chunk) {
   ChunkRecord& record = part.record(chunk);
-  JournalRecord& journal = journal_of(part, actor);
+  JournalRecord& journal = part.journal(record.journal.load(std::memory_order_acquire) - 1);
   if (record.closed.load(std::memory_order_acquire) == journal.closed) {
-    for (size_t i = 0; i < Layout::kArrays; ++i)
-      if (journal.arrays >> i & 1)
-        std::memcpy(part.array(i, chunk), journal_array(part, actor, i), array_bytes(part.chunk(chunk), i));
     std::memcpy(kept_of(part, chunk), &journal + 1, kept_bytes(part.layout()));
+    std::memcpy(journal.moved, journal.moved_before, sizeof(journal.moved));
     for (size_t i = 0; i < part.layout().capacity(); ++i)
       if (const uint32_t last = part.worker(chunk, i).last_slot) part.slot(i, last).next = kNoSlot;
   }
   in_order();
-  record.writer.store(0, std::memory_order_release);
+  record.journal.store(0, std::memory_order_release);
 }
 
 // Throws where values and records alone are more than this host has: before they are laid out, which takes memory, too.
@@ -205,9 +204,12 @@ HeldChunk::~HeldChunk() {
   if (is_held_) pthread_mutex_unlock(&part_.record(chunk_).mutex);
 }
 
+// Its process may also have died before the journal that it took was the one of the record, or after that.
 void HeldChunk::put_back() {
   ChunkRecord& record = part_.record(chunk_);
-  if (const uint32_t writer = record.writer.load(std::memory_order_acquire)) restore(part_, chunk_, writer - 1);
+  if (record.journal.load(std::memory_order_acquire) != 0) restore(part_, chunk_);
+  for (uint32_t i = 0; i < part_.layout().journals(); ++i)
+    if (part_.journal_place(i).chunk.load() == chunk_ + 1) part_.journal_place(i).chunk.store(0);
   pthread_mutex_consistent(&record.mutex);
 }
 
@@ -224,30 +226,81 @@ HeldStage::~HeldStage() {
   if (is_held_) pthread_mutex_unlock(&mutex_);
 }
 
-ChunkChange::ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays) : part_(part), chunk_(chunk) {
-  ChunkRecord& record = part.record(chunk);
-  JournalRecord& journal = journal_of(part, actor);
-  journal.chunk = static_cast<uint32_t>(chunk);
-  journal.arrays = arrays;
+ChunkChange::ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays)
+    : part_(part), chunk_(chunk), arrays_(arrays), journal_(take_journal(part, chunk, actor)) {
+  try {
+    reserve();
+  } catch (...) {
+    part_.journal_place(journal_).chunk.store(0, std::memory_order_release);
+    throw;
+  }
+  begin();
+}
+
+// What others have reserved before is reserved for all.
+void ChunkChange::reserve() {
+  constexpr uint32_t kRecord = 1u << kArrays;
+  const Layout& layout = part_.layout();
+  std::atomic<uint32_t>& reserved = part_.journal_place(journal_).reserved;
+  const uint32_t missing = (arrays_ | kRecord) & ~reserved.load(std::memory_order_relaxed);
+  if (missing == 0) return;
+  if (missing & kRecord) part_.memory().reserve(layout.journal_at(journal_), layout.journal_header_bytes());
+  for (size_t i = 0; i < kArrays; ++i)
+    if (missing >> i & 1) part_.memory().reserve(layout.spare_at(journal_, i), layout.chunk_bytes());
+  reserved.store(reserved.load(std::memory_order_relaxed) | missing, std::memory_order_relaxed);
+}
+
+void ChunkChange::begin() {
+  const Layout& layout = part_.layout();
+  const KeyChunk& place = part_.chunk(chunk_);
+  ChunkRecord& record = part_.record(chunk_);
+  JournalRecord& journal = part_.journal(journal_);
+  for (size_t i = 0; i < kArrays; ++i) {
+    if (!(arrays_ >> i & 1)) continue;
+    char* const home = part_.memory().data() + layout.array_at(i, place);
+    if (!part_.memory().is_shared())
+      to_[i] = home;
+    else if (layout.is_exchanged(i, place))
+      to_[i] = part_.memory().data() + layout.spare_at(journal_, i) + journal.moved[i];
+    else
+      to_[i] = home + (record.moved[i] == 0 ? Layout::second_place(i, place) : 0);
+  }
   journal.closed = record.closed.load(std::memory_order_relaxed);
-  std::memcpy(&journal + 1, kept_of(part, chunk), kept_bytes(part.layout()));
-  for (size_t i = 0; i < Layout::kArrays; ++i)
-    if (arrays >> i & 1)
-      std::memcpy(journal_array(part, actor, i), part.array(i, chunk), array_bytes(part.chunk(chunk), i));
-  record.writer.store(actor + 1, std::memory_order_release);
+  std::memcpy(journal.moved_before, journal.moved, sizeof(journal.moved));
+  std::memcpy(&journal + 1, kept_of(part_, chunk_), kept_bytes(layout));
+  is_open_ = true;
+  record.journal.store(journal_ + 1, std::memory_order_release);
   in_order();
 }
 
+void ChunkChange::copy_arrays() {
+  for (size_t i = 0; i < kArrays; ++i)
+    if (to_[i] && to_[i] != part_.array(i, chunk_))
+      std::memcpy(to_[i], part_.array(i, chunk_), part_.chunk(chunk_).bytes_of(i));
+}
+
 void ChunkChange::commit(uint64_t closes) {
+  const Layout& layout = part_.layout();
+  const KeyChunk& place = part_.chunk(chunk_);
   ChunkRecord& record = part_.record(chunk_);
+  for (size_t i = 0; i < kArrays; ++i) {
+    if (!to_[i]) continue;
+    char* const spare = part_.memory().data() + layout.spare_at(journal_, i);
+    if (part_.memory().is_shared() && layout.is_exchanged(i, place))
+      part_.journal(journal_).moved[i] = part_.array(i, chunk_) - spare;
+    record.moved[i] = to_[i] - (part_.memory().data() + layout.array_at(i, place));
+  }
   in_order();
   record.closed.store(record.closed.load(std::memory_order_relaxed) + closes, std::memory_order_release);
-  record.writer.store(0, std::memory_order_release);
+  record.journal.store(0, std::memory_order_release);
+  part_.journal_place(journal_).chunk.store(0, std::memory_order_release);
   is_open_ = false;
 }
 
 ChunkChange::~ChunkChange() {
-  if (is_open_) restore(part_, chunk_, part_.record(chunk_).writer.load(std::memory_order_relaxed) - 1);
+  if (!is_open_) return;
+  restore(part_, chunk_);
+  part_.journal_place(journal_).chunk.store(0, std::memory_order_release);
 }
 
 namespace {

@@ -1,10 +1,11 @@
 // The keys of one create() at one server: values, what rules remember of them, and what workers have pushed, in memory
 // that all processes of a host may share.
 //
-// An actor makes all changes: a worker, or the server. It holds the mutex of one chunk at a time, and writes
-// down before in its journal how that chunk was. If its process dies in the middle, the next one to hold the mutex puts
-// that back: a change has happened as a whole, or not at all. A push of several chunks is copied to the memory before
-// (StageRecord): if its worker dies between two chunks, the server applies the rest.
+// An actor makes all changes: a worker, or the server. It holds the mutex of one chunk at a time, writes down before in
+// a journal how the records of that chunk were, and puts new values beside the old ones. If its process dies in the
+// middle, the next one to hold the mutex goes on with the old ones: a change has happened as a whole, or not at all. A
+// push of several chunks is copied to the memory before (StageRecord): if its worker dies between two chunks, the
+// server applies the rest.
 #pragma once
 
 #include <atomic>
@@ -86,8 +87,10 @@ class Part {
   char* master(size_t number) { return array(1, number); }  // of 16-bit floats that a rule updates
   char* state(size_t index, size_t number) { return array(2 + index, number); }
   char* array(size_t index, size_t number) {
-    return memory_.data() + layout_.array_at(index, layout_.chunks()[number]);
+    return memory_.data() + layout_.array_at(index, chunk(number)) + record(number).moved[index];
   }
+  JournalPlace& journal_place(size_t journal) { return at<JournalPlace>(layout_.journal_place_at(journal)); }
+  JournalRecord& journal(size_t journal) { return at<JournalRecord>(layout_.journal_at(journal)); }
 
   // Whether others in this process or another one wait for a round, and the server has to be told that it may have
   // answers. Called after each change.
@@ -123,8 +126,8 @@ class Part {
   PartMemory memory_;
 };
 
-// A chunk's mutex, held as long as this lives if it could be had at once. A change that a dead process left is undone
-// then.
+// A chunk's mutex, held as long as this lives if it could be had at once. What a dead process left of a change is
+// dropped then.
 class HeldChunk {
  public:
   HeldChunk(Part& part, size_t chunk, uint32_t actor);
@@ -160,8 +163,14 @@ class HeldStage {
 // A change of a chunk that is held. If this thread does not come to commit(), all is as it was.
 class ChunkChange {
  public:
-  // Keeps the first `arrays` bits' arrays: bit 0 the value, 1 the master, from 2 on the states.
+  // `arrays`: which ones it writes: bit 0 the value, 1 the master, from 2 on the states. `actor`: takes the journal of
+  // this number if it is free. Throws failure where a full /dev/shm has no room.
   ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays);
+  // Where it writes one of them: all of it, unless the memory is of this process, where no other one sees the middle of
+  // a change, and this is where the array is.
+  char* to(size_t array) const { return to_[array]; }
+  // Copies all of them there, for changes of some elements.
+  void copy_arrays();
   // Adds `closes`, for which all wait that wait for a round.
   void commit(uint64_t closes);
   ~ChunkChange();
@@ -169,9 +178,14 @@ class ChunkChange {
   ChunkChange& operator=(const ChunkChange&) = delete;
 
  private:
+  void reserve();
+  void begin();
+
   Part& part_;
   const size_t chunk_;
-  bool is_open_ = true;
+  const uint32_t arrays_, journal_;
+  char* to_[kArrays] = {};
+  bool is_open_ = false;
 };
 
 // The Parts that a process has: a server those that it keeps, a worker those that it shares with servers of its host.

@@ -60,6 +60,9 @@ struct PartHeader {
 
 constexpr uint32_t kNoSlot = 0;  // slots are numbered from 1
 
+constexpr size_t kStates = 3;            // the most that a rule remembers
+constexpr size_t kArrays = 2 + kStates;  // of a chunk: value, master, states
+
 // The number of a change that a worker asks its server for beside pushes. `count`: of those of its process, from 1 on.
 // A process that takes the place of a worker begins with higher numbers than the process before it had.
 constexpr uint64_t kChangesOfProcess = uint64_t{1} << 44;
@@ -81,26 +84,32 @@ struct WorkerRecord {
 };
 
 struct ChunkRecord {
-  pthread_mutex_t mutex;         // robust, shared by processes
-  std::atomic<uint32_t> writer;  // who is changing it: its number as an actor + 1; 0: nobody
-  std::atomic<uint32_t> holder;  // who had the mutex last, likewise
+  pthread_mutex_t mutex;          // robust, shared by processes
+  std::atomic<uint32_t> journal;  // of the change that is under way: its number + 1; 0: there is none
+  std::atomic<uint32_t> holder;   // who had the mutex last: its number as an actor + 1
   // Rounds of synchronous stores; of others, pushes of all workers. Written last: from then on a change has happened.
   alignas(64) std::atomic<uint64_t> closed;
 
   // Guarded by the mutex. A journal keeps it from here on.
-  uint64_t updates;  // of the rule: num_update
-  uint32_t rule;     // number of its rule; 0: none
-  uint32_t
-      pending;  // of an asynchronous store whose rule is a program: who has pushed what it has not taken, as writer
+  uint64_t updates;        // of the rule: num_update
+  uint32_t rule;           // number of its rule; 0: none
+  uint32_t pending;        // of an asynchronous store whose rule is a program: who has pushed what it has not taken + 1
+  int64_t moved[kArrays];  // of each array: bytes from its home, see Layout::array_at, to where it is
   // Here follows the WorkerRecord of each worker.
 };
 constexpr size_t kChunkKeptAt = offsetof(ChunkRecord, updates);
 
-// Of what an actor is changing: how it was before.
+// Who has a journal.
+struct alignas(64) JournalPlace {
+  std::atomic<uint32_t> chunk;     // whose change it keeps: its number + 1; 0: of none
+  std::atomic<uint32_t> reserved;  // what of it has memory: bit i for its spare array i, and then one for its record
+};
+
+// Of a chunk that is changed: how it was before. Beside it are spare arrays, into which the change writes. Where an
+// array was before is the spare one of the next change.
 struct JournalRecord {
-  uint32_t chunk;
-  uint32_t arrays;  // which of them were kept: bit i for array i
   uint64_t closed;
+  int64_t moved[kArrays], moved_before[kArrays];  // as ChunkRecord::moved, of the spare arrays
   // Here follow the chunk's kept record and those of its workers.
 };
 

@@ -107,7 +107,10 @@ struct Draw {
 
 class Drawing {
  public:
-  explicit Drawing(uint64_t seed) : random_(seed), has_deaths_in_a_row_(Random(seed ^ kDeathsInARow).chance(1.0 / 12)) {
+  explicit Drawing(uint64_t seed)
+      : random_(seed),
+        has_deaths_in_a_row_(Random(seed ^ kDeathsInARow).chance(1.0 / 12)),
+        dies_in_pushes_(Random(seed ^ kDiesInPushes).chance(1.0 / 8)) {
     draw_.outbox_bytes = Random(~seed).one_of(std::vector<size_t>{64 << 20, 400});
     draw_.client_threads = Random(seed ^ kClientThreads).chance(1.0 / 3) ? 2 : 1;
     draw_.assigns = Random(seed ^ kAssigns).chance(1.0 / 6);
@@ -118,6 +121,10 @@ class Drawing {
     draw_keys();
     draw_scripts();
     has_deaths_in_a_row_ ? draw_deaths_in_a_row() : draw_faults();
+    if (dies_in_pushes_ && !draw_.is_synchronous)
+      for (Fault& fault : draw_.faults)
+        fault.in_push |= fault.kind == Fault::kill && fault.rank < draw_.workers &&
+                         draw_.shares_memory[static_cast<size_t>(fault.rank)];
     if (waits_for_others() && has_returning_worker()) push_all_keys_in_all_steps();
     draw_.assigns = draw_.assigns && !draw_.is_synchronous;
     if (draw_.assigns) add(Fault::reset, 0);  // a value whose answer is lost comes again
@@ -284,10 +291,10 @@ class Drawing {
 
   // With which no seed of kept.txt has another story.
   static constexpr uint64_t kDeathsInARow = uint64_t{21} << 40, kClientThreads = uint64_t{146911} << 32,
-                            kAssigns = uint64_t{410504} << 36;
+                            kAssigns = uint64_t{410504} << 36, kDiesInPushes = uint64_t{18} << 36;
 
   Random random_;
-  const bool has_deaths_in_a_row_;
+  const bool has_deaths_in_a_row_, dies_in_pushes_;
   Draw draw_;
 };
 
@@ -542,8 +549,8 @@ class World {
     if (!fault.after || !is_told(draw_.faults[*fault.after])) fibres_.at(fault.at, [this, fault] { strike(fault); });
   }
 
-  // Whether the last push of a worker in shared memory is not in all chunks.
-  bool is_in_push(const Process& worker) {
+  // Whether the last push of a worker in shared memory is not in all chunks, but in `fewest` at least.
+  bool is_in_push(const Process& worker, size_t fewest) {
     const auto number = static_cast<size_t>(worker.number);
     for (const auto& one : processes_)
       for (const StoreKey& key : draw_.keys) {
@@ -552,11 +559,13 @@ class World {
         if (!part || part->layout().stage_bytes() == 0) continue;
         const StageRecord& record = part->stage(number);
         if (!StageState{record.state.load()}.is_published()) continue;
+        size_t there = 0, missing = 0;
         for (size_t chunk = part->layout().first_chunk(record.piece);
              chunk < part->layout().first_chunk(record.piece + 1); ++chunk) {
           const WorkerRecord& of_worker = part->worker(chunk, number);
-          if (of_worker.term == record.term && of_worker.pushes < record.seq) return true;
+          if (of_worker.term == record.term) ++(of_worker.pushes < record.seq ? missing : there);
         }
+        if (missing > 0 && there >= fewest) return true;
       }
     return false;
   }
@@ -569,7 +578,7 @@ class World {
     Process& process = *of_rank(fault.rank);
     const double until = std::min(fibres_.now() + fault.duration, kHealed_s);
     disturbed_until_ = std::max(disturbed_until_, until);
-    if (fault.in_push && runs(process) && !is_in_push(process)) {
+    if (fault.in_push && runs(process) && !is_in_push(process, fault.number % 2)) {
       fibres_.at(fibres_.now() + kBetweenLooks_s, [this, fault] { strike(fault); });
       return;
     }
@@ -846,15 +855,17 @@ class World {
     return found;
   }
 
-  // Of the first element of each chunk.
+  // Of the first element of each chunk. What a dead process has left of a change is dropped first.
   std::vector<double> values_at(int server, uint32_t key) {
     std::vector<double> values;
     Process& one = *of_place(false, server);
     const PartTable::Place place = one.server ? one.server->stores().table()->find(0, key) : PartTable::Place();
     if (!place.part) return values;
     const Layout& layout = place.part->layout();
-    for (size_t chunk = layout.first_chunk(place.piece); chunk < layout.first_chunk(place.piece + 1); ++chunk)
+    for (size_t chunk = layout.first_chunk(place.piece); chunk < layout.first_chunk(place.piece + 1); ++chunk) {
+      const HeldChunk held(*place.part, chunk, layout.actor_of_server());
       values.push_back(*reinterpret_cast<const double*>(place.part->value(chunk)));
+    }
     return values;
   }
 
@@ -1127,7 +1138,9 @@ class World {
   void require_cause(const Process& self, const Error& error) {
     if (error.kind() == ErrorKind::invalid && self.is_recovery && !self.is_worker) return;  // it has no snapshot
     const std::string text = error.what();
-    if (error.kind() != ErrorKind::peer_lost)
+    // Another process is stopped in the middle of a change, or between two of the messages that are about one.
+    const bool is_stalled = error.kind() == ErrorKind::stalled && text.find(" has been in the middle") < text.npos;
+    if (error.kind() != ErrorKind::peer_lost && !is_stalled)
       return story_.find(name_of(self) + " has " + ringtrain::name_of(error.kind()) + ": " + text);
     if (disturbed_.empty()) return story_.find(name_of(self) + " has an error without a cause: " + text);
     for (const char* const role : {"worker ", "server "})

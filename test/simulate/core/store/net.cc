@@ -1,6 +1,7 @@
 #include "store/net.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -281,4 +282,42 @@ SharedSegment SharedSegment::attach(int64_t creator_pid, uint64_t ticket, size_t
   return {memory, ticket};
 }
 
+namespace {
+
+// Who holds the mutexes of stores: the rank of a process, which may be dead.
+std::map<pthread_mutex_t*, int>& holders() {
+  static std::map<pthread_mutex_t*, int> all;
+  return all;
+}
+
+}  // namespace
 }  // namespace ringtrain
+
+using ringtrain::simulation::Fibres;
+
+// In place of the robust mutexes of the C library, for which a fibre that is killed would be alive.
+extern "C" {
+
+int __wrap_pthread_mutex_init(pthread_mutex_t* mutex, const pthread_mutexattr_t*) {
+  ringtrain::holders().erase(mutex);
+  return 0;
+}
+
+int __wrap_pthread_mutex_trylock(pthread_mutex_t* mutex) {
+  const auto [held, is_free] = ringtrain::holders().try_emplace(mutex, Fibres::current().running_rank());
+  if (is_free) return 0;
+  if (held->second < 0 || !Fibres::current().is_killed(held->second)) return EBUSY;
+  held->second = Fibres::current().running_rank();
+  return EOWNERDEAD;
+}
+
+int __wrap_pthread_mutex_consistent(pthread_mutex_t*) { return 0; }
+
+// The fibres of a rank unwind when it is killed: what they hold stays held.
+int __wrap_pthread_mutex_unlock(pthread_mutex_t* mutex) {
+  const int rank = Fibres::current().running_rank();
+  if (rank < 0 || !Fibres::current().is_killed(rank)) ringtrain::holders().erase(mutex);
+  return 0;
+}
+
+}  // extern "C"
