@@ -81,10 +81,8 @@ def said_by(speaker: str, run: Callable[[], int]) -> int:
 
 
 def _run(argv: Sequence[str] | None, speaker: str = "ringrun") -> int:
-    from ringtrain.options import table
-
     words = sys.argv[1:] if argv is None else argv
-    arguments = parse(words, table.TABLE)
+    arguments = parse(words)
     if arguments.check_build:
         from ringtrain.runner.check import build_report  # which a job does not wait for, nor for check
 
@@ -94,7 +92,7 @@ def _run(argv: Sequence[str] | None, speaker: str = "ringrun") -> int:
         print(f"{speaker}: {sentence}", file=sys.stderr, flush=True)
     variables = {
         **horovod_flags.variables(arguments.of_horovod),
-        **option_variables(arguments, table.TABLE, table.environment_name),
+        **option_variables(arguments),
     }
     refuse_to_run_as_a_rank(launched_by.detect())
     job = build_job(arguments, {**os.environ, **variables})

@@ -7,10 +7,11 @@ import difflib
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import ringtrain._core as _core
 from ringtrain.options.horovod_variables import as_switch
+from ringtrain.options.table import TABLE, Option, environment_name
 from ringtrain.runner import horovod_flags
 from ringtrain.runner.horovod_flags import Given
 from ringtrain.runner.hosts import UsageError
@@ -40,25 +41,6 @@ _SWITCHES = {
 _ON_OFF = {True: "on", False: "off"}
 
 
-class Option(Protocol):
-    """One entry of `ringtrain.options.table.TABLE`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def default(self) -> float | str: ...
-    @property
-    def minimum(self) -> float: ...
-    @property
-    def maximum(self) -> float: ...
-    @property
-    def choices(self) -> Sequence[str]: ...
-    @property
-    def meaning(self) -> str: ...
-
-
 class Parser(argparse.ArgumentParser):
     """Raises UsageError where argparse would end the process."""
 
@@ -72,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {near[0]}?" if flag.startswith("--") and near else ""
 
 
-def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The parser of ringrun; everything from the first word that is not an option is the command."""
     parser = Parser(
         prog="ringrun",
@@ -84,19 +66,19 @@ def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:
     _add_job(parser)
     _add_elastic(parser)
     _add_output(parser)
-    add_options(parser, table)
+    add_options(parser)
     _add_horovods(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each rank runs")
     return parser
 
 
-def parse(words: Sequence[str], table: Sequence[Option]) -> argparse.Namespace:
+def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse a command line and the file that its --config-file names; what it says itself wins. Raises UsageError."""
-    parser = build_parser(table)
+    parser = build_parser()
     arguments = parser.parse_args(words)
     if arguments.config_file is None:
         return arguments
-    entries = read_config(arguments.config_file, _switches(table))
+    entries = read_config(arguments.config_file, _switches())
     for source, entry in entries:
         try:
             parser.parse_args(entry)
@@ -108,18 +90,16 @@ def parse(words: Sequence[str], table: Sequence[Option]) -> argparse.Namespace:
     return merged
 
 
-def _switches(table: Sequence[Option]) -> set[str]:
+def _switches() -> set[str]:
     """Names of the flags that are on or off."""
-    of_options = {_hyphened(option.name) for option in table if _is_switch(option)}
+    of_options = {_hyphened(option.name) for option in TABLE if option.is_switch}
     of_horovod = {flag.names[0].lstrip("-") for flag in horovod_flags.TABLE if flag.takes == 0 and flag.off}
     return {*_SWITCHES, *of_options, *of_horovod}
 
 
-def option_variables(
-    arguments: argparse.Namespace, table: Sequence[Option], environment_name: Callable[[str], str]
-) -> dict[str, str]:
+def option_variables(arguments: argparse.Namespace) -> dict[str, str]:
     """Environment variables of the options that were given on the command line."""
-    given = {option.name: getattr(arguments, option.name) for option in table}
+    given = {option.name: getattr(arguments, option.name) for option in TABLE}
     texts = {name: _ON_OFF.get(value, value) for name, value in given.items()}
     return {environment_name(name): text for name, text in texts.items() if text is not None}
 
@@ -141,10 +121,10 @@ class _HorovodsOwn(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), given])
 
 
-def add_options(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """A flag for each entry of the option table."""
     group = parser.add_argument_group("options of ringtrain, as in docs/options.md")
-    for option in table:
+    for option in TABLE:
         _add_option(group, option)
 
 
@@ -246,7 +226,7 @@ def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
     flags = dict.fromkeys(
         [own, *(name for flag in horovod_flags.TABLE if flag.option == option.name for name in flag.names)]
     )
-    if _is_switch(option):
+    if option.is_switch:
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=help_text)
     elif option.type == "choice":
         group.add_argument(*flags, choices=option.choices, type=str.lower, help=help_text)
@@ -321,10 +301,6 @@ def seconds(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f'must be a number of seconds, not "{text}"')
     return number
-
-
-def _is_switch(option: Option) -> bool:
-    return sorted(option.choices) == ["off", "on"]
 
 
 def _hyphened(name: str) -> str:

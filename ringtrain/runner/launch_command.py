@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     arguments = build_parser().parse_args(words)
     refuse_to_run_as_a_rank(launched_by.detect())
-    job = build_job(arguments, {**os.environ, **option_variables(arguments, table.TABLE, table.environment_name)})
+    job = build_job(arguments, {**os.environ, **option_variables(arguments)})
     if arguments.launcher == "sge":
         again = again_as_ringlaunch(words[: len(words) - len(arguments.command)])
         if arguments.dry_run:
@@ -148,7 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--verbose", action=argparse.BooleanOptionalAction, help="say which process is which, and where")
     add_version(parser)
-    add_options(parser, table.TABLE)
+    add_options(parser)
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each process runs")
     return parser
 

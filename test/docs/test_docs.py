@@ -21,7 +21,6 @@ import pytest
 from harness.ringrun_job import needs_mpi
 
 import ringtrain as hvd
-from ringtrain.options import table
 from ringtrain.runner import command, flags, launchers
 from ringtrain.runner.launch_command import build_parser
 from ringtrain.runner.launchers import Chosen, OpenMpi, Srun
@@ -233,7 +232,7 @@ def test_a_command_line_can_be(page: str, line: str) -> None:
     if words[:3] == ["python", "-m", words[2] if len(words) > 2 else ""] and words[2].startswith("ringtrain."):
         assert importlib.util.find_spec(words[2]) is not None
     elif words[:1] == ["ringrun"] and "--config-file" not in words:
-        flags.parse(words[1:], table.TABLE)
+        flags.parse(words[1:])
     elif words[:1] == ["ringlaunch"]:
         build_parser().parse_args(words[1:])
     elif words[:1] == ["make"]:

@@ -21,7 +21,6 @@ from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, ring
 from harness.socket_ranks import free_port
 
 import ringtrain
-from ringtrain.options import table
 from ringtrain.runner import command
 from ringtrain.runner.flags import parse
 from ringtrain.runner.hosts import Host, UsageError
@@ -752,7 +751,7 @@ def test_contradicting_flags_are_refused_with_a_sentence(words: list[str], messa
 
 
 def job_of(*words: str, **environ: str) -> Any:
-    return command.build_job(parse([*words, *TRAIN], table.TABLE), environ)
+    return command.build_job(parse([*words, *TRAIN]), environ)
 
 
 def test_the_first_and_the_largest_size_of_an_elastic_job() -> None:

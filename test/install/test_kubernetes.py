@@ -17,7 +17,6 @@ from harness.ringrun_job import ROOT
 from harness.socket_ranks import free_port
 
 from ringtrain.job.rendezvous import secret
-from ringtrain.options import table
 from ringtrain.runner.flags import build_parser
 
 FOLDER = Path(ROOT, "examples", "kubernetes")
@@ -55,7 +54,7 @@ def test_the_launcher_of_the_mpijob_starts_ranks_that_find_the_workers_of_the_op
         assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": 1000}
         assert [container["image"] for container in pod["containers"]] == [IMAGE]
     program, *words = pods["Launcher"]["containers"][0]["command"]
-    arguments = build_parser(table.TABLE).parse_args(words)
+    arguments = build_parser().parse_args(words)
     assert program == "ringrun" and arguments.hostfile == "/etc/mpi/hostfile" and arguments.network == "sockets"
     require_script(arguments.command)
     sshd, _, _, configuration = pods["Worker"]["containers"][0]["command"]

@@ -15,7 +15,6 @@ from horovod_runner import ARGUMENTS, AS_WANTED, FILE, FLAGS, NO_EFFECT, SAME
 
 import ringtrain
 from ringtrain.job import launched_by
-from ringtrain.options import table
 from ringtrain.runner import command, function, horovod_flags
 from ringtrain.runner.flags import option_variables, parse
 from ringtrain.runner.hosts import UsageError
@@ -31,7 +30,7 @@ def words_of(name, takes, is_number):
 
 def settings_of(words):
     """Returns the differences from the command line with nothing but the command, except those without effect."""
-    given, plain = (vars(parse([*start, *TRAIN], table.TABLE)) for start in (words, []))
+    given, plain = (vars(parse([*start, *TRAIN])) for start in (words, []))
     return {name: value for name, value in given.items() if value != plain[name]}
 
 
@@ -59,9 +58,9 @@ def test_a_flag_is_taken_or_said_to_have_no_effect(name, takes, is_number, state
         words = [name, "ERROR"]
     if name in ("-v", "--version"):
         with pytest.raises(SystemExit, match=r"^0$"):
-            parse(words, table.TABLE)
+            parse(words)
         return
-    arguments = parse([*words, *TRAIN], table.TABLE)
+    arguments = parse([*words, *TRAIN])
     assert arguments.command == TRAIN
     said = horovod_flags.sentences(arguments.of_horovod)
     is_said = state == NO_EFFECT and name not in AS_WANTED
@@ -87,8 +86,8 @@ def test_a_flag_is_taken_or_said_to_have_no_effect(name, takes, is_number, state
     ],
 )
 def test_a_flag_reaches_the_ranks_as_a_variable(words, expected):
-    arguments = parse([*words, *TRAIN], table.TABLE)
-    variables = option_variables(arguments, table.TABLE, table.environment_name)
+    arguments = parse([*words, *TRAIN])
+    variables = option_variables(arguments)
     assert {**horovod_flags.variables(arguments.of_horovod), **variables} == expected
 
 
@@ -97,17 +96,17 @@ def test_a_job_has_what_the_flags_say(tmp_path):
     key.touch()
     words = ["-np", "2", "-H", "h1:2", "-p", "2222", "-i", str(key), "--tcp", "--binding-args=--bind-to core"]
     words += ["--network-interface", "eth0", "--network-interfaces", "ib0,eth0", "--mpi-args=--tag x -x 'A=b c'"]
-    job = command.build_job(parse([*words, *TRAIN], table.TABLE), {})
+    job = command.build_job(parse([*words, *TRAIN]), {})
     assert (job.ssh_port, job.ssh_identity_file, job.network_interfaces) == (2222, str(key), "eth0,ib0")
     assert (job.launcher_arguments, job.binding_arguments) == (("--tag", "x", "-x", "A=b c"), ("--bind-to", "core"))
     assert job.has_tcp_only
     with pytest.raises(UsageError, match="--ssh-identity-file /no/such/key is not a file"):
-        command.build_job(parse(["-np", "2", "-i", "/no/such/key", *TRAIN], table.TABLE), {})
+        command.build_job(parse(["-np", "2", "-i", "/no/such/key", *TRAIN]), {})
 
 
 def test_words_that_a_shell_would_not_take_are_refused():
     with pytest.raises(UsageError, match="--mpi-args: No closing quotation"):
-        parse(["--mpi-args='open", *TRAIN], table.TABLE)
+        parse(["--mpi-args='open", *TRAIN])
 
 
 # --- its file ---------------------------------------------------------------------------------------------------------

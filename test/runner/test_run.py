@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from harness.ringrun_job import TIMEOUT_S, needs_mpi, on_each_network, ringrun
 
+from ringtrain.options import table
 from ringtrain.record.folders import private_folder
 from ringtrain.runner import command, launchers, mpi_library
 from ringtrain.runner.flags import build_parser, option_variables
@@ -26,24 +27,8 @@ from ringtrain.runner.mpi_library import MpiNotFound, with_home
 TRAIN = ["python", "train.py", "--lr", "0.1"]
 
 
-class FakeOption(NamedTuple):
-    name: str
-    type: str
-    default: float | str
-    minimum: float
-    maximum: float
-    choices: tuple[str, ...]
-    meaning: str
-
-
-TABLE = [
-    FakeOption("fusion_threshold_mb", "number", 128.0, 0, 4096, (), "Joins 100% of the small."),
-    FakeOption("shared_memory", "choice", "auto", 0, 0, ("auto", "off"), "Through /dev/shm or not."),
-]
-
-
 def parse(*words: str) -> Any:
-    return build_parser(TABLE).parse_args(words)
+    return build_parser().parse_args(words)
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
@@ -120,9 +105,9 @@ def test_the_names_of_num_proc(flag: str) -> None:
 
 def test_an_option_flag_sets_its_variable_and_keeps_the_text() -> None:
     arguments = parse("--fusion-threshold-mb", "0.50", "--shared-memory", "off", "x")
-    variables = option_variables(arguments, TABLE, lambda name: "RINGTRAIN_" + name.upper())
+    variables = option_variables(arguments)
     assert variables == {"RINGTRAIN_FUSION_THRESHOLD_MB": "0.50", "RINGTRAIN_SHARED_MEMORY": "off"}
-    assert option_variables(parse("x"), TABLE, str) == {}
+    assert option_variables(parse("x")) == {}
 
 
 @pytest.mark.parametrize(
@@ -151,8 +136,9 @@ def test_a_bad_flag_is_refused_by_name(words: list[str], message: str) -> None:
 
 
 def test_the_help_shows_every_option_with_its_default() -> None:
-    text = " ".join(build_parser(TABLE).format_help().split())
-    assert "Joins 100% of the small. (default: 128)" in text and "Through /dev/shm or not. (default: auto)" in text
+    text = "".join(build_parser().format_help().split())
+    assert all("".join(option.meaning.split()) in text for option in table.TABLE)
+    assert "(default:128)" in text and "(default:auto)" in text
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------

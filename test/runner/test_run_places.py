@@ -22,7 +22,7 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[01-02],m5", "SLURM_TASKS_
 
 
 def parse(*words: str) -> Any:
-    return flags.parse(words, table.TABLE)
+    return flags.parse(words)
 
 
 # --- allocations ------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_config_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> 
     assert arguments.env == ["GREETING=good day", "A=1, 2", "MORE=1"] and arguments.command == TRAIN
     assert (arguments.network_interfaces, arguments.start_timeout) == ("eth0,eth1", 120)
     assert arguments.of_horovod == [("--no-stall-check", ""), ("--cycle-time-ms", "5"), ("--stall-check", "")]
-    variables = flags.option_variables(arguments, table.TABLE, table.environment_name)
+    variables = flags.option_variables(arguments)
     expected = {"FUSION_THRESHOLD_MB": "32", "AUTOTUNE": "on", "SHARED_MEMORY": "off"}
     assert variables == {f"RINGTRAIN_{name}": value for name, value in expected.items()}
 
@@ -217,9 +217,9 @@ def test_every_option_is_a_flag() -> None:
         text = value.get(option.type, "some/path")
         name = option.name.replace("_", "-")
         words = [f"--{name}"] if sorted(option.choices) == ["off", "on"] else [f"--{name}", text]
-        variables = flags.option_variables(parse(*words, *TRAIN), table.TABLE, table.environment_name)
+        variables = flags.option_variables(parse(*words, *TRAIN))
         assert variables == {table.environment_name(option.name): text}
-    off = flags.option_variables(parse("--no-autotune", *TRAIN), table.TABLE, table.environment_name)
+    off = flags.option_variables(parse("--no-autotune", *TRAIN))
     assert off == {"RINGTRAIN_AUTOTUNE": "off"}
 
 
