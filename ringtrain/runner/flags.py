@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import ringtrain._core as _core
 from ringtrain.options.horovod_variables import as_switch
-from ringtrain.options.table import TABLE, Option, environment_name
+from ringtrain.options.table import GONE, TABLE, Option, environment_name
 from ringtrain.runner import horovod_flags
 from ringtrain.runner.horovod_flags import Given
 from ringtrain.runner.hosts import UsageError
@@ -98,8 +98,8 @@ def _switches() -> set[str]:
 
 
 def option_variables(arguments: argparse.Namespace) -> dict[str, str]:
-    """Environment variables of the options that were given on the command line."""
-    given = {option.name: getattr(arguments, option.name) for option in TABLE}
+    """Environment variables of the options that were given on the command line; rank 0 warns of those that are gone."""
+    given = {name: getattr(arguments, name) for name in (*(option.name for option in TABLE), *GONE)}
     texts = {name: _ON_OFF.get(value, value) for name, value in given.items()}
     return {environment_name(name): text for name, text in texts.items() if text is not None}
 
@@ -122,10 +122,12 @@ class _HorovodsOwn(argparse.Action):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """A flag for each entry of the option table."""
+    """A flag for each entry of the option table, and without a word in the help for each option that is gone."""
     group = parser.add_argument_group("options of ringtrain, as in docs/options.md")
     for option in TABLE:
         _add_option(group, option)
+    for name in GONE:
+        group.add_argument(f"--{_hyphened(name)}", help=argparse.SUPPRESS)
 
 
 def add_times(parser: argparse.ArgumentParser) -> None:

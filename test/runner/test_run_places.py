@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from harness.ringrun_job import needs_mpi, ringrun
 
 from ringtrain.job.launched_by import expand_counts, expand_node_list
 from ringtrain.options import table
-from ringtrain.runner import batch_scripts, command, flags
+from ringtrain.runner import batch_scripts, command, flags, launch_command
 from ringtrain.runner.batch_scripts import again_as_ringrun
 from ringtrain.runner.hosts import Host, Lsf, Pbs, Sge, Slurm, UsageError, detect_allocation, remote_shell
 from ringtrain.runner.job import Job
@@ -221,6 +223,24 @@ def test_every_option_is_a_flag() -> None:
         assert variables == {table.environment_name(option.name): text}
     off = flags.option_variables(parse("--no-autotune", *TRAIN))
     assert off == {"RINGTRAIN_AUTOTUNE": "off"}
+
+
+@pytest.mark.parametrize("build_parser", [flags.build_parser, launch_command.build_parser])
+@pytest.mark.parametrize("name", table.GONE)
+def test_the_flag_of_an_option_that_is_gone_is_taken_and_rank_0_says_why(
+    name: str, build_parser: Callable[[], argparse.ArgumentParser]
+) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    variables = flags.option_variables(build_parser().parse_args(["-n", "2", flag, "5", *TRAIN]))
+    assert variables == {table.environment_name(name): "5"}
+    assert "has no effect any more: TCP " in table.misspelt(variables)[0]
+    assert flag not in build_parser().format_help()
+
+
+def test_the_file_may_have_an_option_that_is_gone(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("np: 2\nkv-resend-ms: 100\n")
+    assert parse("--config-file", str(config), *TRAIN).kv_resend_ms == "100"
 
 
 @pytest.mark.parametrize("text", ["foo", "", "3-", "4-3", "-1", "1-2-3"])
