@@ -68,6 +68,10 @@ class Launcher(Protocol):
         """Signals that the launcher does not get from others: it would end its ranks before they are ready."""
 
     @property
+    def proxies_end_s(self) -> float:
+        """How long processes of the launcher may still be ending after the last rank, in seconds."""
+
+    @property
     def keeps_end_rule(self) -> bool:
         """Whether the launcher itself follows EndRule after the failure of a rank. For others ringrun does."""
 
@@ -87,6 +91,7 @@ class OpenMpi:
     last_signal = stop_signal = SIGHUP
     # sent to all processes of a service or a batch job
     shielded: Collection[int] = (SIGTERM, SIGINT)
+    proxies_end_s = 0.0
     keeps_end_rule = False
 
     def __init__(self, path: str):
@@ -139,6 +144,8 @@ class Hydra:
     last_signal = SIGKILL
     stop_signal = SIGTERM
     shielded: Collection[int] = ()
+    # ranks that end well are let go at once, and mpiexec breaks if it is told to end while their proxies end
+    proxies_end_s = 0.5
     keeps_end_rule = False
     SSH_ARGUMENTS = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
@@ -200,6 +207,7 @@ class OwnStarter:
     last_signal = SIGKILL
     stop_signal = END_NOW
     shielded: Collection[int] = ()
+    proxies_end_s = 0.0
     keeps_end_rule = True
 
     def __init__(self, of_agents: Launcher | None = None):
@@ -237,6 +245,7 @@ class Srun:
     passes_on: Mapping[int, int] = {SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
     last_signal = stop_signal = SIGTERM
     shielded: Collection[int] = ()
+    proxies_end_s = 0.0
     keeps_end_rule = False
 
     def __init__(self, path: str, process_manager: str):

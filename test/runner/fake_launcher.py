@@ -26,6 +26,7 @@ class FakeLauncher:
     scancel = None
     last_signal = stop_signal = signal.SIGTERM
     shielded: Collection[int] = ()
+    proxies_end_s = 0.0
     keeps_end_rule = False
 
     def __init__(self, script: str):

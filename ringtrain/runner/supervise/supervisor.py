@@ -205,8 +205,6 @@ _DRAIN_S = 1.0
 # A launcher that ends a job by itself has done so within this time. The wrappers of ranks that somebody else has told
 # to end wait for it, else for ringrun. A failure is kept from the launcher, so there ringrun does not wait for it.
 _LAUNCHER_ENDS_S = 2.0
-# Ranks that have ended well are let go at once. MPICH's mpiexec breaks if it is told to end while their proxies end.
-_PROXIES_END_S = 0.5
 _CLEAN_UP_S = 5.0
 _REAP_S = 3.0
 # Signals to ringrun within this time are one.
@@ -344,6 +342,10 @@ class Supervisor:
         """The signals that end the job: those of this process, or of a process of the launcher."""
         return self._signals or self._reported_signals
 
+    @property
+    def _wrappers_wait_s(self) -> float:
+        return _LAUNCHER_ENDS_S if self._were_told else self._launcher.proxies_end_s
+
     def pass_on(self, number: int) -> None:
         """Hand a signal to the ranks, once all have started; may be called by its handler."""
         self._to_pass_on.append(number)
@@ -402,7 +404,7 @@ class Supervisor:
             if self._launcher.scancel is not None and time.monotonic() < self._signalled_at + _HEAR_S:
                 return
             self._shutdown.ask_ranks(self._settings.grace_s)
-        elif time.monotonic() >= self._wrappers_wait_since + (_LAUNCHER_ENDS_S if self._were_told else _PROXIES_END_S):
+        elif time.monotonic() >= self._wrappers_wait_since + self._wrappers_wait_s:
             self._shutdown.tell_launcher()
         elif self._rule.is_due(time.monotonic()):
             self._shutdown.ask_ranks(self._rule.grace_s)
