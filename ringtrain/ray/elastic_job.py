@@ -228,8 +228,8 @@ class ActorPlacement(Placement):
                 running[link.host] = running.get(link.host, 0) + len(link.actors)
         return self._nodes.look(running)
 
-    def open_agent(self, host: str, first: int = 0, ranks: int = 0) -> Link:
-        link = _ActorLink(Share(host, first, ranks, True), self._create, self._note_end)
+    def open_agent(self, host: str) -> Link:
+        link = _ActorLink(Share(host, 0, 0, True), self._create, self._note_end)
         with self._lock:
             self._links.append(link)
         return link

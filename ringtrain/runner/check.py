@@ -22,7 +22,7 @@ import ringtrain._core as _core
 from ringtrain.job import gpus, libmpi
 from ringtrain.runner.hosts import Host, is_this_host, remote_shell
 from ringtrain.runner.job import Job
-from ringtrain.runner.launchers import Launcher, Srun, find_srun, is_without_mpi, ssh_options
+from ringtrain.runner.launchers import Launcher, Srun, find_srun, is_without_mpi
 from ringtrain.runner.mpi_library import MpiNotFound, probe
 from ringtrain.runner.supervise.output import Screen
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
@@ -247,7 +247,7 @@ def _ask(host: Host, job: Job) -> subprocess.Popen[str] | OSError:
         words = [srun, "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", f"--nodelist={host.name}", *words]
     else:
         variables = [f"{name}={job.environment[name]}" for name in _PASSED_ON if name in job.environment]
-        words = [*remote_shell(job.environment, ssh_options(job)), host.name, shlex.join(["env", *variables, *words])]
+        words = [*remote_shell(job.environment, job.ssh_options), host.name, shlex.join(["env", *variables, *words])]
     try:
         return subprocess.Popen(
             words,

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringtrain.errors import ranges_of
 from ringtrain.job import launched_by
@@ -35,14 +35,6 @@ class ElasticTerms(NamedTuple):
     timeout_s: float = 600.0
     reset_limit: int | None = None
     cooldown_s: tuple[float, float] | None = None
-
-    def to_json(self) -> str:
-        return json.dumps(self._asdict())
-
-    @classmethod
-    def from_json(cls, text: str) -> ElasticTerms:
-        known = json.loads(text)
-        return cls(**{**known, "cooldown_s": known["cooldown_s"] and tuple(known["cooldown_s"])})
 
 
 # --- jobs with servers ------------------------------------------------------------------------------------------------
@@ -161,15 +153,6 @@ class RoleTerms(NamedTuple):
     keeps_servers: bool = False
     has_snapshots: bool = False
 
-    def to_json(self) -> str:
-        return json.dumps(self._asdict())
-
-    @classmethod
-    def from_json(cls, text: str) -> RoleTerms:
-        known = json.loads(text)
-        hosts = [Address(*address) for address in known["hosts"]]
-        return cls(**{**known, "cast": Cast(*known["cast"]), "hosts": hosts})
-
 
 # --- any job ----------------------------------------------------------------------------------------------------------
 
@@ -185,9 +168,10 @@ class Job(NamedTuple):
     others do.
     `network_interfaces` is a list such as "eth0,eth1"; `ssh_port` and `ssh_identity_file` are for reaching other hosts.
     `hosts_are_allotted` says that a batch system named the hosts, not the user. `launcher_arguments` are the user's
-    words for the launcher, `binding_arguments` those that are to stand in place of ours about binding; `has_tcp_only`
-    keeps the network to TCP. `elastic` is what an elastic job may become, which begins with `num_proc` ranks. `roles`
-    is what a job with servers has, where `num_proc` counts all processes.
+    words for the launcher, and for a starter of ours the first ones of what starts its agents or containers;
+    `binding_arguments` are those that are to stand in place of ours about binding; `has_tcp_only` keeps the network to
+    TCP. `elastic` is what an elastic job may become, which begins with `num_proc` ranks. `roles` is what a job with
+    servers has, where `num_proc` counts all processes.
     """
 
     command: list[str]
@@ -204,6 +188,31 @@ class Job(NamedTuple):
     has_tcp_only: bool = False
     elastic: ElasticTerms | None = None
     roles: RoleTerms | None = None
+
+    def to_json(self) -> str:
+        """Returns what is set, but for the command and the environment, which a process has besides."""
+        known = self._replace(command=[], environment={})._asdict()
+        return json.dumps({name: value for name, value in known.items() if value})
+
+    @classmethod
+    def from_json(cls, text: str, command: list[str], environment: Mapping[str, str]) -> Job:
+        known: dict[str, Any] = json.loads(text)
+        known["hosts"] = [Host(*host) for host in known.get("hosts", ())]
+        for name in ("exported", "launcher_arguments", "binding_arguments"):
+            known[name] = tuple(known.get(name, ()))
+        if "elastic" in known:
+            *terms, cooldown_s = known["elastic"]
+            known["elastic"] = ElasticTerms._make([*terms, cooldown_s and tuple(cooldown_s)])
+        if "roles" in known:
+            cast, hosts, *terms = known["roles"]
+            known["roles"] = RoleTerms(Cast(*cast), [Address(*address) for address in hosts], *terms)
+        return cls(command=command, environment=dict(environment), **known)
+
+    @property
+    def ssh_options(self) -> list[str]:
+        port = [] if self.ssh_port is None else [f"-p{self.ssh_port}"]
+        identity = [] if self.ssh_identity_file is None else [f"-i{self.ssh_identity_file}"]
+        return port + identity
 
     @property
     def ranks_of_hosts(self) -> list[int]:

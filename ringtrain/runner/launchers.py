@@ -198,6 +198,14 @@ class IntelHydra(Hydra):
         return {**defaults, **super().environment(job)}
 
 
+def _command_of_starter(kind: str, job: Job) -> list[str]:
+    return [*_STARTER, kind, job.to_json(), *job.command]
+
+
+def _kind_of(job: Job) -> str:
+    return "elastic" if job.elastic is not None else "roles" if job.roles is not None else "ranks"
+
+
 class OwnStarter:
     """Our own starters, which need no MPI. ssh starts the agents of other hosts, or srun or mpirun in elastic jobs."""
 
@@ -217,20 +225,8 @@ class OwnStarter:
     def arguments(self, job: Job) -> list[str]:
         if self.of_agents is None and (job.launcher_arguments or job.binding_arguments):
             raise UsageError("without MPI ringrun starts the ranks itself, so there is no launcher to give words to")
-        kind = "elastic" if job.elastic is not None else "roles" if job.roles is not None else "ranks"
-        arguments = [*_STARTER, kind]
-        if job.roles is None:
-            arguments.append(f"--num-proc={job.num_proc}")
-        else:
-            arguments.append(f"--terms={job.roles.to_json()}")
-        if job.hosts:
-            arguments.append(f"--hosts={','.join(map(str, job.hosts))}")
-        arguments += [f"--terms={job.elastic.to_json()}"] if job.elastic is not None else []
-        if self.of_agents is None:
-            arguments += [f"--ssh-option={option}" for option in ssh_options(job)]
-        else:
-            arguments += [f"--agent-word={word}" for word in _words_of_agent(self.of_agents, job)]
-        return [*arguments, *(f"--exported={name}" for name in job.exported), *job.command]
+        words = () if self.of_agents is None else _words_of_agent(self.of_agents, job)
+        return _command_of_starter(_kind_of(job), job._replace(launcher_arguments=tuple(words)))
 
     def environment(self, job: Job) -> dict[str, str]:
         if self.of_agents is not None:
@@ -336,21 +332,14 @@ def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in environ
 
 
-def ssh_options(job: Job) -> list[str]:
-    """Returns the options of ssh for this job."""
-    port = [] if job.ssh_port is None else [f"-p{job.ssh_port}"]
-    identity = [] if job.ssh_identity_file is None else [f"-i{job.ssh_identity_file}"]
-    return port + identity
-
-
 def _refuse_ssh_options(job: Job) -> None:
-    if ssh_options(job):
+    if job.ssh_options:
         raise UsageError("srun does not use ssh, so there is no --ssh-port and no --ssh-identity-file")
 
 
 def _with_ssh_options(job: Job, variable: str) -> dict[str, str]:
     """Returns the launcher's options for ssh: ours, then the user's. Of two ports ssh takes the first."""
-    ours = ssh_options(job)
+    ours = job.ssh_options
     return {variable: " ".join([*ours, job.environment.get(variable, "")]).rstrip()} if ours else {}
 
 
@@ -427,14 +416,9 @@ class Yarn(OwnStarter):
             raise UsageError("--launcher yarn needs hadoop, which is not on PATH")
         resource_managers(job.environment)
         jar, words = _split_jar(job.launcher_arguments)
-        if job.roles is None:
-            own = ["yarn-ranks", f"--num-proc={job.num_proc}"]
-        else:
-            own = ["yarn-roles", f"--terms={job.roles.to_json()}"]
-        own += [f"--name={_application_name(job)}", f"--hadoop={hadoop}"]
-        own.append(f"--jar={jar or _find_jar(hadoop, job.environment)}")
-        own += [*(f"--client-word={word}" for word in words), *(f"--exported={name}" for name in job.exported)]
-        return [*_STARTER, *own, *job.command]
+        jar = jar or _find_jar(hadoop, job.environment)
+        own = hadoop, jar, _application_name(job), *words
+        return _command_of_starter(f"yarn-{_kind_of(job)}", job._replace(launcher_arguments=own))
 
 
 def _split_jar(words: tuple[str, ...]) -> tuple[str | None, list[str]]:

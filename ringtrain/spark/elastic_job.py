@@ -268,13 +268,13 @@ class TaskPlacement(Placement):
         with self._lock:
             return [Host(name, 1) for name in self._arrivals]
 
-    def open_agent(self, host: str, first: int = 0, ranks: int = 0) -> Link:
+    def open_agent(self, host: str) -> Link:
         with self._lock:
             arrival = self._arrivals.get(host)
         if arrival is None:
             raise OSError(errno.ENOTCONN, "its task has ended", host)
         link = _TaskLink(
-            Share(host, first, ranks, True),
+            Share(host, 0, 0, True),
             arrival.way,
             self._output,
             self._asked.screen.say,
@@ -282,7 +282,7 @@ class TaskPlacement(Placement):
             self._note_code,
         )
         place, secret = f"{self._host}:{self.meeting_port}", self._secret.hex()
-        order = Order(arrival.command, 0, 0, 0, place, secret, self._environment, arrival.folder, host)
+        order = Order(arrival.command, self._environment, arrival.folder, place, secret, host)
         link.order(order._asdict())
         return link
 

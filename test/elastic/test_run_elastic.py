@@ -24,7 +24,7 @@ import ringtrain
 from ringtrain.runner import command
 from ringtrain.runner.flags import parse
 from ringtrain.runner.hosts import Host, UsageError
-from ringtrain.runner.job import ElasticTerms
+from ringtrain.runner.job import ElasticTerms, Job
 from ringtrain.runner.launchers import OwnStarter
 from ringtrain.runner.start.placement import Discovery, DiscoveryError
 
@@ -787,11 +787,10 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
 def test_the_terms_stand_on_the_command_line_of_the_starter() -> None:
     more = ["--reset-limit", "0", "--blacklist-cooldown-range", "1", "2"]
     job = job_of("-np", "2", "--min-np", "1", "--max-np", "3", *more)
-    python, folder, *words = OwnStarter().arguments(job)
-    assert python == sys.executable and folder.endswith("/runner/start")
-    assert words[:3] == ["elastic", "--num-proc=2", "--hosts=localhost:3"] and words[4:] == TRAIN
-    terms = ElasticTerms.from_json(words[3].removeprefix("--terms="))
-    assert terms == job.elastic == ElasticTerms(1, 3, 1, None, 600.0, 0, (1.0, 2.0))
+    python, folder, kind, text, *command = OwnStarter().arguments(job)
+    assert python == sys.executable and folder.endswith("/runner/start") and (kind, command) == ("elastic", TRAIN)
+    assert Job.from_json(text, command, job.environment) == job
+    assert job.elastic == ElasticTerms(1, 3, 1, None, 600.0, 0, (1.0, 2.0))
 
 
 # --- from Python ------------------------------------------------------------------------------------------------------

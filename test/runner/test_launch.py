@@ -18,6 +18,7 @@ from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait
 from ringtrain.runner.hosts import Host, UsageError
 from ringtrain.runner.job import Address, Cast, Job, RoleTerms, address_of, host_of, read_addresses
 from ringtrain.runner.launch_command import build_job, build_parser, command_of_copy
+from ringtrain.runner.launchers import OwnStarter
 
 pytestmark = [needs_mpi, pytest.mark.alike]
 MARK = "RINGRUN_TEST"
@@ -117,6 +118,14 @@ def test_words_after_the_command_belong_to_the_command() -> None:
     assert (job.environment["DMLC_PS_VAN_TYPE"], job.environment["DMLC_PS_WATER_MARK"]) == ("p3", "10")
     assert job_of("-n", "1", *LOCAL, "cd /; python train.py").command == ["sh", "-c", "cd /; python train.py"]
     assert job_of("-n", "1", *LOCAL, "A=b c", *TRAIN).command == ["env", "A=b c", *TRAIN]
+
+
+def test_the_starter_reads_the_job_that_was_asked_for(tmp_path: Path) -> None:
+    (hosts := tmp_path / "hosts").write_text("h1:2222\nme@h2\n")
+    of_roles = ["--env-worker", "A:1", "--restarts", "2", "--keep-servers"]
+    job = job_of("-n", "2", "-s", "1", "-H", str(hosts), *of_roles, *TRAIN)
+    _, _, kind, text, *command = OwnStarter().arguments(job)
+    assert kind == "roles" and Job.from_json(text, command, job.environment) == job
 
 
 def test_workers_wait_for_one_that_is_started_again_unless_an_option_says_how_long() -> None:

@@ -87,10 +87,11 @@ def test_flags_that_exclude_each_other_are_refused(launcher: str, network: str, 
 def test_the_arguments_of_the_starter() -> None:
     hosts = [Host("h1", 2), Host("h2", 1)]
     job = Job(TRAIN, 3, hosts, {"A": "1"}, ("A",), ssh_port=2222, ssh_identity_file="/my/key")
-    python, folder, kind, *words = OwnStarter().arguments(job)
+    python, folder, kind, text, *command = OwnStarter().arguments(job)
     assert python == sys.executable and kind == "ranks" and (Path(folder) / "__main__.py").exists()
-    expected = ["--num-proc=3", "--hosts=h1:2,h2:1", "--ssh-option=-p2222", "--ssh-option=-i/my/key", "--exported=A"]
-    assert words == [*expected, *TRAIN]
+    assert command == TRAIN and Job.from_json(text, command, job.environment) == job
+    assert job.ssh_options == ["-p2222", "-i/my/key"]
+    assert Job(TRAIN, 2, [], {"SECRET": "1"}).to_json() == '{"num_proc": 2}'  # all users can read a command line
     with pytest.raises(UsageError, match="no launcher to give words to"):
         OwnStarter().arguments(job._replace(launcher_arguments=("--map-by", "slot")))
 

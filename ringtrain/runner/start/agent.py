@@ -69,14 +69,14 @@ class Order(NamedTuple):
     """
 
     command: list[str]
-    first: int
-    ranks: int
-    size: int
-    place: str  # where all ranks meet; empty where they do not
-    secret: str  # in hexadecimal digits
     environment: dict[str, str]  # over that of this host
     folder: str
+    place: str  # where all ranks meet; empty where they do not
+    secret: str  # in hexadecimal digits; empty where the agent has it
     host: str = ""
+    first: int = 0
+    ranks: int = 0
+    size: int = 0
 
     @property
     def agent_stays(self) -> bool:

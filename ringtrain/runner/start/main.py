@@ -5,14 +5,13 @@ Each kind imports what it alone needs, so that ranks start soon.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,24 +19,17 @@ from ringtrain.job.host import INTERFACES_VARIABLE, address_towards, addresses_o
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import FILE_VARIABLE, read
 from ringtrain.job.rendezvous.server import Server
-from ringtrain.runner.hosts import Host, is_this_host, parse_hosts, travelling, without_user
-from ringtrain.runner.job import (
-    SCHEDULER,
-    Address,
-    ElasticTerms,
-    RoleProcess,
-    RoleTerms,
-    host_of,
-)
+from ringtrain.runner.hosts import Host, is_this_host, travelling, without_user
+from ringtrain.runner.job import SCHEDULER, Address, ElasticTerms, Job, RoleProcess, host_of
 from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.links import ContainerLink, LaunchedLink, Link, ProcessLink, Share, command_of_agent
-from ringtrain.runner.start.placement import Discovery, DiscoveryError, HostPlacement, Placement
+from ringtrain.runner.start.placement import Discovery, DiscoveryError, HostPlacement
 from ringtrain.runner.start.starter import RankStarter, Starter
 from ringtrain.runner.supervise.end_rule import MAX_GRACE_S
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE, speaker
 
 if TYPE_CHECKING:
-    from ringtrain.runner.start.role_starter import RolePlace
+    from ringtrain.runner.start.role_starter import RolePlace, Root
 
 _NO_LIMIT = 1 << 30
 # ssh ends the link to a lost host of an elastic job after 3 s.
@@ -47,7 +39,7 @@ _HERE = Address("localhost")
 
 def main() -> int:
     """Returns the exit code of the job."""
-    kind = sys.argv.pop(1)
+    kind, text, *command = sys.argv[1:]
     mains = {
         "ranks": _ranks,
         "elastic": _elastic,
@@ -56,7 +48,7 @@ def main() -> int:
         "yarn-roles": _yarn_roles,
     }
     with contextlib.suppress(BrokenPipeError):  # the reader has gone, and the agents go with this process
-        return mains[kind]()
+        return mains[kind](Job.from_json(text, command, os.environ))
     return 1
 
 
@@ -120,8 +112,14 @@ def _place(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _environment(exported: Sequence[str]) -> dict[str, str]:
-    return {name: os.environ[name] for name in travelling(os.environ, exported)}
+def _order(job: Job, secret: bytes, place: str = "", host: str = "") -> Order:
+    """Returns an order that starts nothing yet, in the current folder; `secret` is empty where the agent has it."""
+    environment = {name: job.environment[name] for name in travelling(job.environment, job.exported)}
+    return Order(job.command, environment, os.getcwd(), place, secret.hex(), host)
+
+
+def _order_of_ranks(job: Job, secret: bytes, place: str, share: Share) -> Order:
+    return _order(job, secret, place)._replace(first=share.first, ranks=share.ranks, size=job.num_proc)
 
 
 def _grace_s() -> float:
@@ -161,93 +159,56 @@ def _listener(address: str, port: int = 0) -> socket.socket:
         sys.exit(_complain(OSError(f"cannot listen at {address}:{port}: {error.strerror}{remedy}")))
 
 
-def _parser(*lists: str) -> argparse.ArgumentParser:
-    """Returns a parser of these flags, which may be repeated, and of the command."""
-    parser = argparse.ArgumentParser(description="The starter of ringrun and ringlaunch.", allow_abbrev=False)
-    for name in (*lists, "--exported"):
-        parser.add_argument(name, action="append", default=[])
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    return parser
-
-
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def _ranks() -> int:
-    parser = _parser("--ssh-option")
-    parser.add_argument("--num-proc", type=int, required=True)
-    parser.add_argument("--hosts")
-    arguments = parser.parse_args()
-    shares = shares_of(arguments.num_proc, parse_hosts(arguments.hosts) if arguments.hosts else [])
+def _ranks(job: Job) -> int:
+    shares = shares_of(job.num_proc, job.hosts)
     meeting = Meeting([share.host for share in shares], os.environ.get(INTERFACES_VARIABLE, ""))
     secret = secrets.token_bytes(32)
     server = Server(_listener(meeting.listens_at), secret)
-    environment = _environment(arguments.exported)
-
-    def order_of(share: Share) -> Order:
-        place = _place(meeting.address_for(share.host), server.port)
-        words = arguments.command, share.first, share.ranks, arguments.num_proc
-        return Order(*words, place, secret.hex(), environment, os.getcwd())
-
-    def link_to(share: Share) -> Link:
-        return ProcessLink(share, command_of_agent(share, os.environ, arguments.ssh_option))
-
-    placement = HostPlacement([Host(share.host, share.ranks) for share in shares], link_to, order_of)
-    return _run(RankStarter(_links(placement), _grace_s()))
-
-
-def _links(placement: Placement) -> list[Link]:
-    """Returns a link to each host, all of whose slots have ranks."""
     links: list[Link] = []
-    first = 0
-    for host in placement.hosts():
-        links.append(placement.open_agent(host.name, first, host.slots))
-        first += host.slots
-    return links
+    for share in shares:
+        link = ProcessLink(share, command_of_agent(share, os.environ, job.ssh_options))
+        place = _place(meeting.address_for(share.host), server.port)
+        link.order(_order_of_ranks(job, secret, place, share)._asdict())
+        links.append(link)
+    return _run(RankStarter(links, _grace_s()))
 
 
-def _yarn_ranks() -> int:
+def _yarn_ranks(job: Job) -> int:
     from ringtrain.runner.start import yarn
 
-    parser = _parser("--client-word")
-    parser.add_argument("--num-proc", type=int, required=True)
-    yarn.add_words(parser)
-    arguments = parser.parse_args()
     secret = secrets.token_bytes(32)
 
     def run(found: list[yarn.Arrival], here: yarn.Here) -> int:
         server = Server(_listener(here.listens_at), secret)
-        place, environment = _place(here.address, server.port), _environment(arguments.exported)
+        links: list[Link] = []
+        for rank, arrival in enumerate(found):
+            share = Share(arrival.host, rank, 1, True)
+            link = ContainerLink(share, arrival.way, arrival.container)
+            link.order(_order_of_ranks(job, b"", _place(here.address, server.port), share)._asdict())
+            links.append(link)
+        return _run(RankStarter(links, _grace_s()))
 
-        def order_of(share: Share) -> Order:
-            """The secret is there already."""
-            words = arguments.command, share.first, share.ranks, arguments.num_proc
-            return Order(*words, place, "", environment, os.getcwd())
-
-        return _run(RankStarter(_links(yarn.ContainerPlacement(found, order_of)), _grace_s()))
-
-    return yarn.with_containers(arguments, arguments.num_proc, secret, run)
+    return yarn.with_containers(job.launcher_arguments, job.num_proc, secret, run)
 
 
 # --- elastic jobs -----------------------------------------------------------------------------------------------------
 
 
-def _elastic() -> int:
+def _elastic(job: Job) -> int:
     from ringtrain.job.rendezvous.elastic_server import ElasticServer
     from ringtrain.job.rendezvous.generations import Limits
     from ringtrain.job.sockets import PLACE_VARIABLE
     from ringtrain.runner.start.elastic_starter import ElasticStarter, Fleet, Mail
 
-    parser = _parser("--ssh-option", "--agent-word")
-    parser.add_argument("--num-proc", type=int, required=True)
-    parser.add_argument("--hosts")
-    parser.add_argument("--terms", type=ElasticTerms.from_json, required=True)
-    arguments = parser.parse_args()
-    terms: ElasticTerms = arguments.terms
+    terms = job.elastic
+    assert terms is not None
     discovery = Discovery(terms.discovery_script, terms.slots) if terms.discovery_script is not None else None
     try:
         # a script that fails the first time is a mistake
-        hosts = parse_hosts(arguments.hosts) if discovery is None else discovery.ask()
+        hosts = job.hosts if discovery is None else discovery.ask()
         secret = _secret()
     except (DiscoveryError, OSError, ValueError) as error:
         return _complain(error)
@@ -257,22 +218,21 @@ def _elastic() -> int:
     port = int(os.environ.get(PLACE_VARIABLE, ":0").rpartition(":")[2])
     mail = Mail()
     most = _NO_LIMIT if terms.most is None else terms.most
-    limits = Limits(arguments.num_proc, terms.least, most, terms.timeout_s, terms.reset_limit)
+    limits = Limits(job.num_proc, terms.least, most, terms.timeout_s, terms.reset_limit)
     server = ElasticServer(_listener(meeting.listens_at, port), secret, limits, mail.put)
-    fleet = Fleet(arguments.num_proc, most, terms.cooldown_s)
+    fleet = Fleet(job.num_proc, most, terms.cooldown_s)
     fleet.set_hosts(hosts)
-    environment = _environment(arguments.exported)
 
-    def order_of(share: Share) -> Order:
-        place = _place(meeting.address_for(share.host), server.port)
-        return Order(arguments.command, 0, 0, 0, place, secret.hex(), environment, os.getcwd(), share.host)
+    def open_agent(host: str) -> Link:
+        share = Share(host, 0, 0, not is_this_host(host))
+        if job.launcher_arguments and share.is_remote:
+            link: Link = LaunchedLink(share, job.launcher_arguments)
+        else:
+            link = ProcessLink(share, command_of_agent(share, os.environ, job.ssh_options, _SSH_ALIVE_IF_ELASTIC))
+        link.order(_order(job, secret, _place(meeting.address_for(host), server.port), host)._asdict())
+        return link
 
-    def link_to(share: Share) -> Link:
-        if arguments.agent_word and share.is_remote:
-            return LaunchedLink(share, arguments.agent_word)
-        return ProcessLink(share, command_of_agent(share, os.environ, arguments.ssh_option, _SSH_ALIVE_IF_ELASTIC))
-
-    placement = HostPlacement(hosts, link_to, order_of, discovery, _may_hope(terms))
+    placement = HostPlacement(hosts, open_agent, discovery, _may_hope(terms))
     starter = ElasticStarter(fleet, server, mail, placement, terms.least, _grace_s())
     placement.watch(mail.put)
     return _run(starter)
@@ -286,90 +246,80 @@ def _may_hope(terms: ElasticTerms) -> bool:
 # --- jobs with servers ------------------------------------------------------------------------------------------------
 
 
-def _roles() -> int:
-    from ringtrain.runner.start.role_starter import RolePlace, RoleStarter, open_root, variables_of
+def _roles(job: Job) -> int:
+    from ringtrain.runner.start.role_starter import RolePlace, open_root
 
-    parser = _parser()
-    parser.add_argument("--terms", type=RoleTerms.from_json, required=True)
-    arguments = parser.parse_args()
-    terms: RoleTerms = arguments.terms
+    terms = job.roles
+    assert terms is not None
     try:
         secret = _secret()
         root = open_root([address.host for address in terms.hosts], os.environ)
     except (OSError, ValueError) as error:
         return _complain(error)
-    environment = _environment(arguments.exported)
 
     def place_of(process: RoleProcess) -> RolePlace:
         """The scheduler has the current folder, whatever that of the others is."""
         folder = os.getcwd() if process.role == SCHEDULER or terms.folder is None else terms.folder
         return RolePlace(host_of(process, terms.hosts, _HERE), folder)
 
-    def tell(process: RoleProcess, attempt: int) -> dict[str, str]:
-        return variables_of(process, attempt, place_of(process).at.host, root, terms, os.environ)
-
-    def open_agent(place: RolePlace) -> Link:
-        host = place.at.host
-        share = Share(host, 0, 0, not is_this_host(host))
-        link = ProcessLink(share, command_of_agent(share, os.environ, place.at.ssh_options))
-        link.order(_order_of_roles(arguments.command, secret, environment, place)._asdict())
-        return link
-
-    with root.holder:
-        return _run(RoleStarter(terms, place_of, tell, open_agent, _grace_s()))
+    return _run_roles(job, secret, root, place_of)
 
 
-def _order_of_roles(command: list[str], secret: bytes, environment: Mapping[str, str], place: RolePlace) -> Order:
-    return Order(command, 0, 0, 0, "", secret.hex(), dict(environment), place.folder, place.at.host)
-
-
-def _yarn_roles() -> int:
+def _yarn_roles(job: Job) -> int:
     """Starts the servers and workers in containers, and the scheduler here."""
     from ringtrain.runner.start import yarn
-    from ringtrain.runner.start.role_starter import RolePlace, RoleStarter, open_root, variables_of
+    from ringtrain.runner.start.role_starter import RolePlace, open_root
 
-    parser = _parser("--client-word")
-    parser.add_argument("--terms", type=RoleTerms.from_json, required=True)
-    yarn.add_words(parser)
-    arguments = parser.parse_args()
-    terms: RoleTerms = arguments.terms
+    assert job.roles is not None
     try:
         secret = _secret()
     except (OSError, ValueError) as error:
         return _complain(error)
-    environment = _environment(arguments.exported)
-    folder = os.getcwd()
 
     def run(found: list[yarn.Arrival], _here: yarn.Here) -> int:
-        here = RolePlace(_HERE, folder)
-        places = {RolePlace(Address(arrival.host), folder, arrival.container): arrival for arrival in found}
-        in_order = list(places)
-        root = open_root([arrival.host for arrival in found], os.environ)
+        here = RolePlace(_HERE, os.getcwd())
+        ways = {RolePlace(Address(arrival.host), os.getcwd(), arrival.container): arrival.way for arrival in found}
+        in_order = list(ways)
 
         def place_of(process: RoleProcess) -> RolePlace:
             return here if process.role == SCHEDULER else in_order[process.number - 1]
 
-        def tell(process: RoleProcess, attempt: int) -> dict[str, str]:
-            told = variables_of(process, attempt, place_of(process).at.host, root, terms, os.environ)
-            return {**told, "DMLC_JOB_CLUSTER": "yarn"}
+        root = open_root([arrival.host for arrival in found], os.environ)
+        return _run_roles(job, secret, root, place_of, ways)
 
-        def open_agent(place: RolePlace) -> Link:
-            """A container that has gone gives no other one."""
-            share = Share(place.at.host, 0, 0, place in places)
-            order = _order_of_roles(arguments.command, secret, environment, place)
-            link: Link
-            if place == here:
-                link = ProcessLink(share, command_of_agent(share, os.environ, []))
-            elif place in left:
-                link = ContainerLink(share, left.pop(place).way, place.container)
-                order = order._replace(secret="")  # it is there already
-            else:
-                raise OSError(0, "is gone", f"container {place.container}")
-            link.order(order._asdict())
-            return link
+    return yarn.with_containers(job.launcher_arguments, job.roles.cast.size - 1, secret, run)
 
-        left = dict(places)
-        with root.holder:
-            return _run(RoleStarter(terms, place_of, tell, open_agent, _grace_s()))
 
-    return yarn.with_containers(arguments, terms.cast.size - 1, secret, run)
+def _run_roles(
+    job: Job,
+    secret: bytes,
+    root: Root,
+    place_of: Callable[[RoleProcess], RolePlace],
+    ways: dict[RolePlace, socket.socket] | None = None,
+) -> int:
+    """`ways`: to the containers of YARN, of which one that has gone gives no other one."""
+    from ringtrain.runner.start.role_starter import RoleStarter, variables_of
+
+    terms = job.roles
+    assert terms is not None
+    of_cluster = {} if ways is None else {"DMLC_JOB_CLUSTER": "yarn"}
+
+    def tell(process: RoleProcess, attempt: int) -> dict[str, str]:
+        return {**variables_of(process, attempt, place_of(process).at.host, root, terms, os.environ), **of_cluster}
+
+    def open_agent(place: RolePlace) -> Link:
+        host = place.at.host
+        order = _order(job, secret, host=host)._replace(folder=place.folder)
+        if not place.container:
+            share = Share(host, 0, 0, not is_this_host(host))
+            link: Link = ProcessLink(share, command_of_agent(share, os.environ, place.at.ssh_options))
+        elif ways and place in ways:
+            link = ContainerLink(Share(host, 0, 0, True), ways.pop(place), place.container)
+            order = order._replace(secret="")  # it is there already
+        else:
+            raise OSError(0, "is gone", f"container {place.container}")
+        link.order(order._asdict())
+        return link
+
+    with root.holder:
+        return _run(RoleStarter(terms, place_of, tell, open_agent, _grace_s()))

@@ -1,4 +1,4 @@
-"""The slots of a job, now and later, and an agent on each host that has some: what a starter asks for processes.
+"""The slots of an elastic job, now and later, and an agent on each host with some: what a starter asks for processes.
 
 | a starter asks | by |
 | --- | --- |
@@ -9,7 +9,7 @@
 
 Further orders to the Link of an elastic job are {"signal": number, "rank": number}, {"end": seconds of grace}, the
 same with "rank": number, and {"finish": true} where no process is left. `HostPlacement` reaches hosts by ssh or a
-launcher, `ContainerPlacement` in yarn.py has containers, and a job in an engine has a Placement of that engine.
+launcher, and a job in an engine has a Placement of that engine.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from ringtrain.runner.hosts import Host, UsageError, is_this_host, read_discovered
-from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.links import Link, Share
+from ringtrain.runner.hosts import Host, UsageError, read_discovered
+from ringtrain.runner.start.links import Link
 
 
 class Placement(ABC):
@@ -35,8 +34,8 @@ class Placement(ABC):
         """Returns the hosts with slots now; their names are unique."""
 
     @abstractmethod
-    def open_agent(self, host: str, first: int = 0, ranks: int = 0) -> Link:
-        """Starts the agent of a host, with the ranks `first`, `first + 1`, ..., `ranks` of them. Raises OSError."""
+    def open_agent(self, host: str) -> Link:
+        """Starts the agent of a host. Raises OSError."""
 
     @property
     def may_grow(self) -> bool:
@@ -56,8 +55,7 @@ class HostPlacement(Placement):
 
     Args:
         hosts: those at the beginning.
-        link_to: starts the agent of this share. May raise OSError.
-        order_of: the first order to the agent with this share.
+        open_agent: starts the agent of a host. May raise OSError.
         discovery: where further hosts come from, if anywhere.
         may_grow: also without that, as where hosts that were given up come back.
     """
@@ -65,25 +63,20 @@ class HostPlacement(Placement):
     def __init__(
         self,
         hosts: Sequence[Host],
-        link_to: Callable[[Share], Link],
-        order_of: Callable[[Share], Order],
+        open_agent: Callable[[str], Link],
         discovery: Discovery | None = None,
         may_grow: bool = False,
     ):
         self._hosts = list(hosts)
-        self._link_to = link_to
-        self._order_of = order_of
+        self._open_agent = open_agent
         self._discovery = discovery
         self._may_grow = may_grow
 
     def hosts(self) -> list[Host]:
         return self._hosts
 
-    def open_agent(self, host: str, first: int = 0, ranks: int = 0) -> Link:
-        share = Share(host, first, ranks, not is_this_host(host))
-        link = self._link_to(share)
-        link.order(self._order_of(share)._asdict())
-        return link
+    def open_agent(self, host: str) -> Link:
+        return self._open_agent(host)
 
     @property
     def may_grow(self) -> bool:
@@ -110,7 +103,6 @@ class Discovery:
         """`slots` are those of a host that is named without a number. `script` is for a shell."""
         self._script = script
         self._slots = slots
-        self._has_ended = threading.Event()
 
     def ask(self) -> list[Host]:
         """Raises DiscoveryError."""
@@ -141,11 +133,8 @@ class Discovery:
             raise DiscoveryError(str(error)) from error
 
     def watch(self, deliver: Callable[[list[Host] | DiscoveryError], None]) -> None:
-        """Calls `deliver` in another thread with what the script says each second, until close()."""
-        call_each_second(self.ask, deliver, self._has_ended)
-
-    def close(self) -> None:
-        self._has_ended.set()
+        """Calls `deliver` in another thread with what the script says each second, as long as this process lives."""
+        call_each_second(self.ask, deliver, threading.Event())
 
 
 def call_each_second(

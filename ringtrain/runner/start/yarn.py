@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import getpass
 import json
@@ -30,11 +29,8 @@ from typing import Any, NamedTuple
 from ringtrain.job.host import INTERFACES_VARIABLE, addresses_of, usual_address
 from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, bound
 from ringtrain.job.rendezvous.protocol import Connection, StrangerError
-from ringtrain.runner.hosts import Host, UsageError
+from ringtrain.runner.hosts import UsageError
 from ringtrain.runner.start import yarn_container
-from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.links import ContainerLink, Link, Share
-from ringtrain.runner.start.placement import DiscoveryError, Placement
 from ringtrain.runner.start.starter import ENDING_SIGNALS, say
 from ringtrain.runner.supervise import process_tree, rank_wrapper
 from ringtrain.runner.supervise.rank_wrapper import END_NOW
@@ -269,27 +265,6 @@ class Here(NamedTuple):
     listens_at: str
 
 
-class ContainerPlacement(Placement):
-    """One slot in each of these containers, whose agents have come. A slot has the name of its container."""
-
-    def __init__(self, found: Sequence[Arrival], order_of: Callable[[Share], Order]):
-        self._found = {arrival.container: arrival for arrival in found}
-        self._order_of = order_of
-
-    def hosts(self) -> list[Host]:
-        return [Host(container, 1) for container in self._found]
-
-    def open_agent(self, host: str, first: int = 0, ranks: int = 0) -> Link:
-        arrival = self._found[host]
-        share = Share(arrival.host, first, ranks, True)
-        link = ContainerLink(share, arrival.way, arrival.container)
-        link.order(self._order_of(share)._asdict())
-        return link
-
-    def watch(self, deliver: Callable[[list[Host] | DiscoveryError], None]) -> None:
-        """These containers are all that there are."""
-
-
 class NoContainers(Exception):
     """Not all have come; `code` is for the shell, and the message says why, if that is to be said."""
 
@@ -377,14 +352,8 @@ def end(application: Application, manager: ResourceManager, code: int) -> None:
         say(f"{application.identity} could not be ended by REST; look at `yarn application -status` of it")
 
 
-def add_words(parser: argparse.ArgumentParser) -> None:
-    """Adds what a starter must be told about YARN."""
-    for name in ("--name", "--hadoop", "--jar"):
-        parser.add_argument(name, required=True)
-
-
 def with_containers(
-    arguments: argparse.Namespace,
+    words: Sequence[str],
     count: int,
     secret: bytes,
     run: Callable[[list[Arrival], Here], int],
@@ -392,13 +361,14 @@ def with_containers(
     """Get so many, run the job in them, and give them back.
 
     Args:
-        arguments: of a parser with the words of `add_words` and `--client-word`.
+        words: the paths of hadoop and of the jar, the name of the application, and the user's words for the client.
         secret: that of the job, which the containers know.
         run: returns the exit code of the job.
 
     Returns:
         That, or what is said where not all containers have come.
     """
+    hadoop, jar, name, *of_client = words
     manager = ResourceManager(resource_managers(os.environ))
     told = EndingSignal()
     named = addresses_of(os.environ.get(INTERFACES_VARIABLE, ""))
@@ -406,8 +376,8 @@ def with_containers(
     here = Here(address, address if named else "::" if ":" in address else "0.0.0.0")
     arrivals = Arrivals(bound(here.listens_at, 0), secret)
     application = Application(
-        *(arguments.hadoop, arguments.jar, f"{arguments.name}-{secrets.token_hex(4)}", count),
-        *(arguments.client_word, script_for(address, arrivals.port, secret)),
+        *(hadoop, jar, f"{name}-{secrets.token_hex(4)}", count),
+        *(of_client, script_for(address, arrivals.port, secret)),
     )
     code = 1
     try:
