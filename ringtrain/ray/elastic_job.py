@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
@@ -19,8 +19,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ringtrain.errors import RingtrainError
 from ringtrain.job import elastic_client
-from ringtrain.job.rendezvous.elastic_server import ElasticServer
-from ringtrain.job.rendezvous.generations import Limits
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.sockets import PLACE_VARIABLE
 from ringtrain.ray.actors import (
@@ -35,14 +33,14 @@ from ringtrain.ray.actors import (
 )
 from ringtrain.runner.function import check_elastic
 from ringtrain.runner.hosts import Host
+from ringtrain.runner.job import ElasticTerms
 from ringtrain.runner.start.agent import REPORT
-from ringtrain.runner.start.elastic_starter import ElasticStarter, Fleet, JobReport, Mail
+from ringtrain.runner.start.elastic_starter import Driver, starter_of
 from ringtrain.runner.start.links import Link, Share
 from ringtrain.runner.start.placement import DiscoveryError, Placement, call_each_second
 
 _logger = logging.getLogger("ringtrain.ray")
 
-_NO_LIMIT = 1 << 30
 _LOOK_S = 0.5
 _GRACE_S = 1.0
 _KILLED = 128 + signal.SIGKILL
@@ -51,23 +49,13 @@ _KILLED = 128 + signal.SIGKILL
 _LOSSES = (RayActorError, ActorUnschedulableError)
 
 
-class ElasticLimits(NamedTuple):
-    """The limits that RayExecutor was given; `most` None is no limit but the resources."""
-
-    least: int
-    most: int | None
-    reset_limit: int | None
-    cooldown_s: tuple[float, float] | None
-    timeout_s: float
-
-    @staticmethod
-    def of(least: Any, most: Any, reset_limit: Any, cooldown_range: Any, timeout_s: Any) -> ElasticLimits:
-        """Raises TypeError and ValueError."""
-        asked = check_elastic(1, least, most, None, None, timeout_s, reset_limit, cooldown_range)
-        if most is not None and most < least:
-            raise ValueError(f"max_workers={most} must be at least min_workers={least}")
-        cooldown_s = None if cooldown_range is None else (float(cooldown_range[0]), float(cooldown_range[1]))
-        return ElasticLimits(least, most, asked.reset_limit, cooldown_s, float(timeout_s))
+def terms_of(least: Any, most: Any, reset_limit: Any, cooldown_range: Any, timeout_s: Any) -> ElasticTerms:
+    """Raises TypeError and ValueError."""
+    asked = check_elastic(1, least, most, None, None, timeout_s, reset_limit, cooldown_range)
+    if most is not None and most < least:
+        raise ValueError(f"max_workers={most} must be at least min_workers={least}")
+    cooldown_s = None if cooldown_range is None else (float(cooldown_range[0]), float(cooldown_range[1]))
+    return ElasticTerms(least, most, timeout_s=float(timeout_s), reset_limit=asked.reset_limit, cooldown_s=cooldown_s)
 
 
 class Discovery(Protocol):
@@ -82,14 +70,14 @@ class ElasticJob:
     def __init__(
         self,
         settings: Any,
-        limits: ElasticLimits,
+        terms: ElasticTerms,
         resources: Resources,
         executable: tuple[type | None, Sequence[Any], Mapping[str, Any]],
         env: Mapping[str, str],
         discovery: Discovery | None,
     ):
         self._settings = settings
-        self._limits = limits
+        self._terms = terms
         self._resources = resources
         self._executable = executable
         self._env = dict(env)
@@ -103,15 +91,15 @@ class ElasticJob:
         nodes = Nodes(self._resources, self._discovery)
         timeout_s = self._settings.placement_group_timeout_s
         end = time.monotonic() + timeout_s
-        group = placement_group([self._resources.bundle()] * self._limits.least)
+        group = placement_group([self._resources.bundle()] * self._terms.least)
         try:
             has_room = group.wait(timeout_s)
         finally:
             remove_placement_group(group)
-        while not has_room or sum(host.slots for host in nodes.look({})) < self._limits.least:
+        while not has_room or sum(host.slots for host in nodes.look({})) < self._terms.least:
             if time.monotonic() >= end:
                 raise TimeoutError(
-                    f"RayExecutor has waited {timeout_s:g} s (placement_group_timeout_s) for {self._limits.least} "
+                    f"RayExecutor has waited {timeout_s:g} s (placement_group_timeout_s) for {self._terms.least} "
                     f"workers (min_workers) with {self._resources} each; free are {free_in_words()}. Use fewer "
                     "workers, or a cluster that grows"
                 )
@@ -119,38 +107,27 @@ class ElasticJob:
 
     def run(self, function: Callable[[Any], Any]) -> list[Any]:
         """Raises RuntimeError, or what the function raised, where the job has failed."""
-        limits = self._limits
-        secret = secrets.token_bytes(32)
-        mail = Mail()
-        most = _NO_LIMIT if limits.most is None else limits.most
-        of_generations = Limits(
-            *(limits.least, limits.least, most, limits.timeout_s, limits.reset_limit), "elastic_timeout"
-        )
-        server = ElasticServer(bound("", 0), secret, of_generations, mail.put)
+        secret, listener = secrets.token_bytes(32), bound("", 0)
         variables = {
             **variables_of_all(self._settings),
             elastic_client.SWITCH: "1",
-            PLACE_VARIABLE: f"{ray.util.get_node_ip_address()}:{server.port}",
+            PLACE_VARIABLE: f"{ray.util.get_node_ip_address()}:{listener.getsockname()[1]}",
             **self._env,
         }
         call = Call(function, *self._executable)
         placement = ActorPlacement(Nodes(self._resources, self._discovery), call, variables, secret)
-        report = JobReport()
+        driver = Driver(_logger.warning, "min_workers")
+        starter = None
         try:
-            fleet = Fleet(limits.least, most, limits.cooldown_s, has_spares=False)
-            fleet.set_hosts(placement.hosts())
-            starter = ElasticStarter(
-                *(fleet, server, mail, placement, limits.least, _GRACE_S, _logger.warning, report, "min_workers")
-            )
-            placement.watch(mail.put)
+            starter = starter_of(self._terms.least, self._terms, listener, secret, placement, _GRACE_S, driver)
             code = starter.run()
         finally:
             placement.close()
-            server.close()
-            mail.close()
+            if starter is not None:
+                starter.close()
         if code != 0:
-            raise placement.failure() or RuntimeError("\n".join(report.last_lines))
-        return placement.results_of(report.generation)
+            raise placement.failure() or RuntimeError("\n".join(driver.last_lines))
+        return placement.results_of(driver.generation)
 
     def close(self) -> None:
         """Nothing runs between two calls of `run`."""

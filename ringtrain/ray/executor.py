@@ -9,9 +9,10 @@ from typing import Any
 import ray
 
 from ringtrain.ray.actors import Resources
-from ringtrain.ray.elastic_job import ElasticJob, ElasticLimits
+from ringtrain.ray.elastic_job import ElasticJob, terms_of
 from ringtrain.ray.static_job import StaticJob, Workers
 from ringtrain.runner.function import check_env, check_function, check_num_proc
+from ringtrain.runner.job import ElasticTerms
 
 
 @dataclass
@@ -104,7 +105,7 @@ class RayExecutor:
         self._settings = RayExecutor.create_settings() if settings is None else settings
         self._resources = Resources(cpus_per_worker, (gpus_per_worker or 1) if use_gpu else 0)
         self._workers: Workers | None = None
-        self._limits: ElasticLimits | None = None
+        self._terms: ElasticTerms | None = None
         if min_workers is None:
             if max_workers is not None:
                 raise ValueError("max_workers makes no job elastic without min_workers: set min_workers, too")
@@ -112,7 +113,7 @@ class RayExecutor:
         else:
             if num_workers is not None or num_hosts is not None:
                 raise ValueError("give num_workers or num_hosts, or min_workers for an elastic job, not both")
-            self._limits = ElasticLimits.of(min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout)
+            self._terms = terms_of(min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout)
         self._discovery = None if override_discovery else getattr(self._settings, "discovery", None)
         if not override_discovery and self._discovery is None:
             raise ValueError("override_discovery=False needs settings.discovery")
@@ -147,8 +148,8 @@ class RayExecutor:
         if self._workers is not None:
             job = StaticJob(self._settings, self._workers, self._resources, executable, env)
         else:
-            assert self._limits is not None
-            job = ElasticJob(self._settings, self._limits, self._resources, executable, env, self._discovery)
+            assert self._terms is not None
+            job = ElasticJob(self._settings, self._terms, self._resources, executable, env, self._discovery)
         job.start()
         self._job = job
 

@@ -25,8 +25,9 @@ from ringtrain.runner.function import (
     check_start_timeout,
     pickled_call,
 )
+from ringtrain.runner.job import ElasticTerms
 from ringtrain.runner.supervise.output import PythonStreams, Screen
-from ringtrain.spark.elastic_job import ElasticJob, ElasticLimits
+from ringtrain.spark.elastic_job import ElasticJob
 from ringtrain.spark.job import Asked, Job, grows
 from ringtrain.spark.task import Call, Outcome, get_available_devices as get_available_devices, run_rank
 
@@ -156,19 +157,16 @@ def run_elastic(
     most = max_np if max_num_proc is None else max_num_proc
     if elastic_timeout is None:
         elastic_timeout = _seconds_of("HOROVOD_ELASTIC_TIMEOUT")
-    terms = check_elastic(first, least, most, None, None, elastic_timeout, reset_limit, None)
-    limits = ElasticLimits(
-        first,
-        terms.min_np or first,
-        terms.max_np or max(first, context.defaultParallelism),
-        float(elastic_timeout),
-        terms.reset_limit,
+    given = check_elastic(first, least, most, None, None, elastic_timeout, reset_limit, None)
+    terms = ElasticTerms(
+        given.min_np or first,
+        given.max_np or max(first, context.defaultParallelism),
+        timeout_s=float(elastic_timeout),
+        reset_limit=given.reset_limit,
     )
-    if not limits.least <= limits.first <= limits.most:
-        raise ValueError(
-            f"num_proc={limits.first} must be between min_num_proc={limits.least} and max_num_proc={limits.most}"
-        )
-    return ElasticJob(context, limits, asked).run(_pickled(fn, args, kwargs))
+    if not terms.least <= first <= (terms.most or first):
+        raise ValueError(f"num_proc={first} must be between min_num_proc={terms.least} and max_num_proc={terms.most}")
+    return ElasticJob(context, first, terms, asked).run(_pickled(fn, args, kwargs))
 
 
 def run_on(

@@ -27,19 +27,19 @@ from typing import Any, NamedTuple
 from pyspark import SparkContext
 
 from ringtrain.errors import RingtrainError, StalledError
-from ringtrain.job.rendezvous.elastic_server import ElasticServer
-from ringtrain.job.rendezvous.generations import Failed, Limits
+from ringtrain.job.rendezvous.generations import Failed
 from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, bound
 from ringtrain.job.rendezvous.protocol import Connection, StrangerError
 from ringtrain.job.rendezvous.server import Place, connect
 from ringtrain.runner import installed
 from ringtrain.runner.function import CALL_FILE, RankTraceback, error_file, result_file, worker_command
 from ringtrain.runner.hosts import Host
+from ringtrain.runner.job import ElasticTerms
 from ringtrain.runner.start import agent
 from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.elastic_starter import RESTARTS, ElasticStarter, Fleet, JobReport, Mail
+from ringtrain.runner.start.elastic_starter import RESTARTS, Driver, starter_of
 from ringtrain.runner.start.links import ContainerLink, Link, Share
-from ringtrain.runner.start.placement import DiscoveryError, Placement
+from ringtrain.runner.start.placement import Placement
 from ringtrain.runner.supervise import rank_wrapper
 from ringtrain.runner.supervise.frames import FrameReader, LauncherSaid, Written
 from ringtrain.runner.supervise.guard import command_of_guard
@@ -60,19 +60,7 @@ _LOST_S = 3.0
 # After a Spark job of a slot that has failed, before the next one.
 _PAUSE_S = 1.0
 
-_TIMEOUT = "elastic_timeout"
-
 _numbers = itertools.count()
-
-
-class ElasticLimits(NamedTuple):
-    """Between how many ranks, and until when it is given up."""
-
-    first: int
-    least: int
-    most: int
-    timeout_s: float  # for which there may be fewer than `least`
-    reset_limit: int | None
 
 
 class Outcome(NamedTuple):
@@ -136,9 +124,11 @@ def _outcomes(folder: Path) -> list[Outcome]:
 class ElasticJob:
     """One job; runs in the thread of the caller."""
 
-    def __init__(self, context: SparkContext, limits: ElasticLimits, asked: Asked):
+    def __init__(self, context: SparkContext, first: int, terms: ElasticTerms, asked: Asked):
+        """`first`: how many ranks it begins with. The terms say how many there are at most."""
         self._context = context
-        self._limits = limits
+        self._first = first
+        self._terms = terms
         self._asked = asked
 
     def run(self, function: bytes) -> list[Any]:
@@ -146,53 +136,47 @@ class ElasticJob:
 
         Raises what `ringtrain.spark.run_elastic` raises.
         """
-        limits, secret, mail = self._limits, secrets.token_bytes(32), Mail()
+        most, secret = self._terms.most, secrets.token_bytes(32)
+        assert most is not None
         output = Output(self._asked.screen, has_prefix=True, are_several=True, has_time=self._asked.has_time)
-        placement = TaskPlacement(self._context, limits.most, secret, function, self._asked, output)
-        server, report = None, JobReport()
+        placement = TaskPlacement(self._context, most, secret, function, self._asked, output)
+        starter, driver = None, Driver(self._asked.screen.say, "min_num_proc")
         try:
-            placement.start(mail.put)
+            placement.start()
             first = self._await_slots(placement)
-            of_generations = Limits(first, limits.least, limits.most, limits.timeout_s, limits.reset_limit, _TIMEOUT)
-            server = ElasticServer(bound("", 0), secret, of_generations, mail.put)
-            placement.meeting_port = server.port
-            fleet = Fleet(first, limits.most, has_spares=False)
-            fleet.set_hosts(placement.hosts())
-            starter = ElasticStarter(
-                *(fleet, server, mail, placement, limits.least, _GRACE_S),
-                *(self._asked.screen.say, report, "min_num_proc"),
-            )
+            listener = bound("", 0)
+            placement.meeting_port = listener.getsockname()[1]
+            starter = starter_of(first, self._terms, listener, secret, placement, _GRACE_S, driver)
             code = starter.run()
         finally:
             placement.close()
-            if server is not None:
-                server.close()
-            mail.close()
+            if starter is not None:
+                starter.close()
             output.close()
-        return _results(code, placement.outcomes(), report)
+        return _results(code, placement.outcomes(), driver)
 
     def _await_slots(self, placement: TaskPlacement) -> int:
         """Returns with how many processes the job begins. Raises StalledError, and what Spark's jobs have failed of."""
-        limits, timeout_s = self._limits, self._asked.timeout_s
+        least, timeout_s = self._terms.least, self._asked.timeout_s
         end = time.monotonic() + timeout_s if timeout_s else float("inf")
-        while (slots := len(placement.hosts())) < limits.first:
+        while (slots := len(placement.hosts())) < self._first:
             if placement.error is not None:
                 raise error_of_spark(self._asked.name, placement.error)
-            if time.monotonic() > end and slots >= limits.least:
+            if time.monotonic() > end and slots >= least:
                 break
             if time.monotonic() > end:
                 raise StalledError(
-                    f"{self._asked.name} has waited {timeout_s:g} s (start_timeout) for {limits.least} tasks of Spark "
+                    f"{self._asked.name} has waited {timeout_s:g} s (start_timeout) for {least} tasks of Spark "
                     f"(min_num_proc), one for each rank: {slots} of them have a slot; "
                     f"{executors_in_words(self._context)}"
                 )
             time.sleep(_LOOK_S)
-        return min(limits.first, slots)
+        return min(self._first, slots)
 
 
-def _results(code: int, outcomes: Sequence[Outcome], report: JobReport) -> list[Any]:
+def _results(code: int, outcomes: Sequence[Outcome], driver: Driver) -> list[Any]:
     results = {outcome.number: outcome.data for outcome in outcomes if outcome.is_result}
-    numbers = [number for number in report.generation if number in results]
+    numbers = [number for number in driver.generation if number in results]
     if code == 0 and numbers:
         return [pickle.loads(results[number]) for number in numbers]
     errors = [(outcome.number, *pickle.loads(outcome.data)) for outcome in outcomes if not outcome.is_result]
@@ -200,7 +184,7 @@ def _results(code: int, outcomes: Sequence[Outcome], report: JobReport) -> list[
     for number, error, text in errors:
         error.__cause__ = RankTraceback(number, text)
         raise error
-    raise RuntimeError("\n".join(report.last_lines) or "no process of the elastic job ended with a result")
+    raise RuntimeError("\n".join(driver.last_lines) or "no process of the elastic job ended with a result")
 
 
 class _Arrival(NamedTuple):
@@ -258,9 +242,8 @@ class TaskPlacement(Placement):
             for number in range(most)
         ]
 
-    def start(self, deliver: Callable[[Any], None]) -> None:
-        """Asks Spark for the tasks. From now on `deliver` gets the hosts when they change, and Failed."""
-        self._deliver = deliver
+    def start(self) -> None:
+        """Asks Spark for the tasks."""
         for thread in self._threads:
             thread.start()
 
@@ -292,8 +275,12 @@ class TaskPlacement(Placement):
         with self._lock:
             return self._failures <= RESTARTS
 
-    def watch(self, deliver: Callable[[list[Host] | DiscoveryError], None]) -> None:
-        """`start` has done that."""
+    def watch(self, deliver: Callable[[Any], None]) -> None:
+        """`deliver` also gets Failed, where Spark gives no slots any more."""
+        self._deliver = deliver
+        deliver(self.hosts())  # one may have come just before
+        if self.error is not None:
+            self._give_up(self.error)
 
     def close(self) -> None:
         """Lets the tasks end: an agent ends where its connection ends. Spark ends what is left."""
@@ -345,8 +332,11 @@ class TaskPlacement(Placement):
             is_over = self._failures_of_spark > RESTARTS * self._most
         if is_over and not self._has_ended.is_set():
             self.error = error
-            self._deliver(Failed(str(error_of_spark(self._asked.name, error))))
+            self._give_up(error)
             self._has_ended.set()
+
+    def _give_up(self, error: Exception) -> None:
+        self._deliver(Failed(str(error_of_spark(self._asked.name, error))))
 
     def _let_in(self, connection: Connection) -> None:
         try:

@@ -10,6 +10,7 @@ import math
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from ringtrain.job.rendezvous.generations import (
     Failed,
     Formed,
     Left,
+    Limits,
     Released,
     StateLost,
     Stuck,
@@ -30,6 +32,7 @@ from ringtrain.job.rendezvous.generations import (
 )
 from ringtrain.options import horovod_variables
 from ringtrain.runner.hosts import Host
+from ringtrain.runner.job import ElasticTerms
 from ringtrain.runner.start.links import Link
 from ringtrain.runner.start.placement import DiscoveryError, Placement
 from ringtrain.runner.start.starter import (
@@ -218,6 +221,7 @@ class Fleet:
 # --- the starter ------------------------------------------------------------------------------------------------------
 
 News = Event | list[Host] | DiscoveryError
+_NO_LIMIT = 1 << 30
 
 
 def member_of(process: Process) -> str:
@@ -258,14 +262,17 @@ class Mail:
             self._wake_up_end = -1
 
 
-class JobReport:
-    """Keeps the reports of a starter that a driver runs itself: the argument `report` of ElasticStarter."""
+class Driver:
+    """Takes the place of ringrun where the driver of an engine runs a starter itself, and keeps its reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None], name_of_least: str):
+        """`name_of_least`: by which the user has said how many ranks the job needs."""
+        self.say = say
+        self.name_of_least = name_of_least
         self.generation: list[int] = []  # numbers of its processes by rank
         self.last_lines: list[str] = []
 
-    def __call__(self, report: Mapping[str, Any]) -> None:
+    def report(self, report: Mapping[str, Any]) -> None:
         self.generation = report.get("generation", self.generation)
         if "last" in report:
             self.last_lines.append(report["last"])
@@ -282,9 +289,7 @@ class ElasticStarter(Starter[str]):
         placement: Placement,
         least: int,
         grace_s: float,
-        say: Callable[[str], None] = say,
-        report: Callable[[Mapping[str, object]], None] = report_to_ringrun,
-        name_of_least: str = "--min-np",
+        driver: Driver | None = None,
     ):
         """
         Args:
@@ -292,9 +297,8 @@ class ElasticStarter(Starter[str]):
             placement: where the processes are to be.
             least: with fewer ranks the job does not go on.
             grace_s: from SIGTERM to SIGKILL.
-            say: gets a sentence about each event.
-            report: gets {"generation": numbers of its processes by rank}, and {"last": line} for each line at the end.
-            name_of_least: what the user knows `least` by.
+            driver: gets a sentence about each event, and reports: {"generation": numbers of its processes by rank}, and
+                {"last": line} for each line at the end. None is ringrun.
         """
         super().__init__(min(grace_s, MAX_GRACE_S))
         self._fleet = fleet
@@ -302,9 +306,9 @@ class ElasticStarter(Starter[str]):
         self._mail = mail
         self._placement = placement
         self._least = least
-        self._name_of_least = name_of_least
-        self._report = report
-        self._log = JobLog(say)
+        self._name_of_least = "--min-np" if driver is None else driver.name_of_least
+        self._report = report_to_ringrun if driver is None else driver.report
+        self._log = JobLog(say if driver is None else driver.say)
         self._closing: list[Link] = []  # of hosts that are no longer named
         self._numbers: dict[str, int] = {}  # of all processes that there were, by their names at the rendezvous
         self._processes: dict[str, Process] = {}  # that run
@@ -324,6 +328,11 @@ class ElasticStarter(Starter[str]):
         for line in self._log.last_lines(self._server.summary().seconds_lost):
             self._report({"last": line})
         return code
+
+    def close(self) -> None:
+        """In a process that goes on: the rendezvous ends."""
+        self._server.close()
+        self._mail.close()
 
     # --- what to do next ----------------------------------------------------------------------------------------------
 
@@ -548,3 +557,24 @@ class ElasticStarter(Starter[str]):
         process = self._processes.get(member)
         if process is not None:
             self._links[process.host].order({**order, "rank": process.number})
+
+
+def starter_of(
+    first: int,
+    terms: ElasticTerms,
+    listener: socket.socket,
+    secret: bytes,
+    placement: Placement,
+    grace_s: float,
+    driver: Driver | None = None,
+) -> ElasticStarter:
+    """Returns the starter of a job that begins with the `first` ranks, and whose processes meet at `listener`."""
+    most, mail = _NO_LIMIT if terms.most is None else terms.most, Mail()
+    name_of_timeout = "--elastic-timeout" if driver is None else "elastic_timeout"
+    limits = Limits(first, terms.least, most, terms.timeout_s, terms.reset_limit, name_of_timeout)
+    server = ElasticServer(listener, secret, limits, mail.put)
+    fleet = Fleet(first, most, terms.cooldown_s, has_spares=driver is None)
+    fleet.set_hosts(placement.hosts())
+    starter = ElasticStarter(fleet, server, mail, placement, terms.least, grace_s, driver)
+    placement.watch(mail.put)
+    return starter

@@ -31,7 +31,6 @@ from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE, speaker
 if TYPE_CHECKING:
     from ringtrain.runner.start.role_starter import RolePlace, Root
 
-_NO_LIMIT = 1 << 30
 # ssh ends the link to a lost host of an elastic job after 3 s.
 _SSH_ALIVE_IF_ELASTIC = ("-oServerAliveInterval=1", "-oServerAliveCountMax=3")
 _HERE = Address("localhost")
@@ -198,10 +197,8 @@ def _yarn_ranks(job: Job) -> int:
 
 
 def _elastic(job: Job) -> int:
-    from ringtrain.job.rendezvous.elastic_server import ElasticServer
-    from ringtrain.job.rendezvous.generations import Limits
     from ringtrain.job.sockets import PLACE_VARIABLE
-    from ringtrain.runner.start.elastic_starter import ElasticStarter, Fleet, Mail
+    from ringtrain.runner.start.elastic_starter import starter_of
 
     terms = job.elastic
     assert terms is not None
@@ -215,13 +212,7 @@ def _elastic(job: Job) -> int:
     may_others_come = discovery is not None or FILE_VARIABLE in os.environ
     interfaces = os.environ.get(INTERFACES_VARIABLE, "")
     meeting = Meeting([host.name for host in hosts], interfaces, may_others_come)
-    port = int(os.environ.get(PLACE_VARIABLE, ":0").rpartition(":")[2])
-    mail = Mail()
-    most = _NO_LIMIT if terms.most is None else terms.most
-    limits = Limits(job.num_proc, terms.least, most, terms.timeout_s, terms.reset_limit)
-    server = ElasticServer(_listener(meeting.listens_at, port), secret, limits, mail.put)
-    fleet = Fleet(job.num_proc, most, terms.cooldown_s)
-    fleet.set_hosts(hosts)
+    listener = _listener(meeting.listens_at, int(os.environ.get(PLACE_VARIABLE, ":0").rpartition(":")[2]))
 
     def open_agent(host: str) -> Link:
         share = Share(host, 0, 0, not is_this_host(host))
@@ -229,13 +220,12 @@ def _elastic(job: Job) -> int:
             link: Link = LaunchedLink(share, job.launcher_arguments)
         else:
             link = ProcessLink(share, command_of_agent(share, os.environ, job.ssh_options, _SSH_ALIVE_IF_ELASTIC))
-        link.order(_order(job, secret, _place(meeting.address_for(host), server.port), host)._asdict())
+        place = _place(meeting.address_for(host), listener.getsockname()[1])
+        link.order(_order(job, secret, place, host)._asdict())
         return link
 
     placement = HostPlacement(hosts, open_agent, discovery, _may_hope(terms))
-    starter = ElasticStarter(fleet, server, mail, placement, terms.least, _grace_s())
-    placement.watch(mail.put)
-    return _run(starter)
+    return _run(starter_of(job.num_proc, terms, listener, secret, placement, _grace_s()))
 
 
 def _may_hope(terms: ElasticTerms) -> bool:
