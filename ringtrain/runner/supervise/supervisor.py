@@ -296,6 +296,7 @@ class Supervisor:
         self._signals: list[int] = []
         self._signalled_at = 0.0
         self._reported_signals: list[int] = []
+        self._last_lines: list[str] = []  # of a starter about a job that has ended
         self._to_pass_on: list[int] = []
         self._is_late = False
         self._rule = EndRule(settings.grace_s)
@@ -461,6 +462,8 @@ class Supervisor:
         if "signalled" in report:
             self._signalled_at = self._signalled_at or time.monotonic()
             self._reported_signals.append(report["signalled"])
+        if "last" in report:
+            self._last_lines.append(report["last"])
 
     def _note_end(self, event: Ended) -> None:
         if self._launcher.keeps_end_rule:
@@ -498,16 +501,20 @@ class Supervisor:
 
     def _outcome(self, launcher_code: int | None) -> Outcome:
         """`launcher_code` is None for one that outlives SIGKILL."""
-        if launcher_code is None or self._shutdown.has_told_launcher:
-            launcher_code = 0  # it says nothing of the ranks
-        ends = self._failures.ends()
-        early = [rank for rank, _ in ends.early]
+        early = [rank for rank, _ in self._failures.ends().early]
         if self._was_signalled:
             return Outcome(128 + self._was_signalled[0], "", [], early)
-        failures, missing = self._failures.failures(), self._missing()
+        failures, names = self._failures.failures(), self._settings.names
         if self._is_late:
-            late = of_late_ranks(self._job, missing, self._settings.start_timeout_s)
-            return Outcome(1, f"{late}\n{report(failures)}" if failures else late, failures, early)
+            late = of_late_ranks(self._job, self._missing(), self._settings.start_timeout_s, names)
+            return Outcome(1, f"{late}\n{report(failures, names)}" if failures else late, failures, early)
+        return self._judge(launcher_code, failures, early)
+
+    def _judge(self, launcher_code: int | None, failures: list[Failure], early: list[int]) -> Outcome:
+        """Returns how the job ended, where it has begun and no signal has ended it."""
+        if launcher_code is None or self._shutdown.has_told_launcher:
+            launcher_code = 0  # it says nothing of the ranks
+        ends, missing = self._failures.ends(), self._missing()
         # ranks that saw their launcher die are a consequence of that
         if failures and not (launcher_code < 0 and failures[0].is_consequence):
             return Outcome(failures[0].code, report(failures, silent_hosts=ends.silent_hosts), failures, early)
@@ -559,7 +566,6 @@ class ElasticSupervisor(Supervisor):
     """Reports about processes, not ranks: they have numbers of their own, and others take their place."""
 
     _generation: tuple[int, ...] = ()
-    _last_lines: tuple[str, ...] = ()
 
     def _missing(self) -> list[int]:
         """None: the starter knows which there should be."""
@@ -571,15 +577,9 @@ class ElasticSupervisor(Supervisor):
     def _note_report(self, report: dict[str, Any]) -> None:
         super()._note_report(report)
         self._generation = tuple(report.get("generation", self._generation))
-        self._last_lines += (report["last"],) if "last" in report else ()
 
-    def _outcome(self, launcher_code: int | None) -> Outcome:
-        early = [number for number, _ in self._failures.ends().early]
-        if self._was_signalled:
-            return Outcome(128 + self._was_signalled[0], "", [], early, self._generation)
-        code = launcher_code or 0
-        lines = list(self._last_lines)
-        failures = _latest_first(self._failures.failures())
+    def _judge(self, launcher_code: int | None, failures: list[Failure], early: list[int]) -> Outcome:
+        code, lines, failures = launcher_code or 0, self._last_lines, _latest_first(failures)
         if code < 0:
             return Outcome(128 - code, f"the launcher was ended by {signal.Signals(-code).name}", [], early)
         if code != 0 and failures:
@@ -600,23 +600,11 @@ def _latest_first(failures: list[Failure]) -> list[Failure]:
 class RoleSupervisor(Supervisor):
     """Reports about a scheduler, servers and workers, not ranks."""
 
-    _last_lines: tuple[str, ...] = ()
-
     def _in_words(self, event: Started) -> str:
         return f"{self._settings.names.listed([event.rank])} is process {event.pid} on {event.host}"
 
-    def _note_report(self, report: dict[str, Any]) -> None:
-        super()._note_report(report)
-        self._last_lines += (report["last"],) if "last" in report else ()
-
-    def _outcome(self, launcher_code: int | None) -> Outcome:
-        early = [number for number, _ in self._failures.ends().early]
-        if self._was_signalled:
-            return Outcome(128 + self._was_signalled[0], "", [], early)
-        names, failures, code = self._settings.names, self._failures.failures(), launcher_code or 0
-        if self._is_late:
-            late = of_late_ranks(self._job, self._missing(), self._settings.start_timeout_s, names)
-            return Outcome(1, f"{late}\n{report(failures, names)}" if failures else late, failures, early)
+    def _judge(self, launcher_code: int | None, failures: list[Failure], early: list[int]) -> Outcome:
+        code, names = launcher_code or 0, self._settings.names
         if code < 0:
             return Outcome(128 - code, f"the launcher was ended by {signal.Signals(-code).name}", [], early)
         if code == 0:
