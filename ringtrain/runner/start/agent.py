@@ -224,10 +224,7 @@ class Agent:
         process_tree.reset_signals()
         signal.pthread_sigmask(signal.SIG_BLOCK, [_END_RANK])  # also in a wrapper until that has its handler
         process_tree.adopt_orphans()
-        wake_up, wake_up_end = os.pipe()
-        for descriptor in (wake_up, wake_up_end):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
+        wake_up: int = process_tree.wake_up_by_signals()
         for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):  # the last two are for the ranks
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda number, frame: None)

@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple, Protocol
 from ringtrain.runner.hosts import remote_shell
 from ringtrain.runner.start import agent
 from ringtrain.runner.start.agent import REPORT, Lines, write_lines
+from ringtrain.runner.supervise import process_tree
 from ringtrain.runner.supervise.rank_wrapper import speaker
 
 # --- links: the connection to an agent, with orders to it and reports from it -----------------------------------------
@@ -345,10 +346,7 @@ class Loop:
 
     def handle_signals(self, numbers: Iterable[int], handle: Callable[[bytes], None], own: Iterable[int]) -> None:
         """`handle` takes those that have come. A signal that is ignored stays ignored, but for ringrun's `own` ones."""
-        wake_up, wake_up_end = os.pipe()
-        for descriptor in (wake_up, wake_up_end):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
+        wake_up = process_tree.wake_up_by_signals()
         self.register(wake_up, lambda: handle(os.read(wake_up, 4096)))
         for number in {*numbers, *own}:
             if number in own or signal.getsignal(number) is not signal.SIG_IGN:

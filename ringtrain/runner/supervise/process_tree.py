@@ -30,6 +30,15 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
+def wake_up_by_signals() -> int:
+    """Returns a descriptor to read from: the numbers of the signals that have come, of those with a handler."""
+    wake_up, wake_up_end = os.pipe()
+    for descriptor in (wake_up, wake_up_end):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
+    return wake_up
+
+
 def signal_at_end_of_parent(number: int) -> None:
     """Sends this process a signal when the thread that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

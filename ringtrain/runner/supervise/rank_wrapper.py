@@ -165,10 +165,7 @@ class Wrapper:
         self._has_to_say_told = _slurm_step() != "-"
         self._has_ended = False
         process_tree.adopt_orphans()
-        self._wake_up, wake_up_end = os.pipe()
-        for descriptor in (self._wake_up, wake_up_end):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
+        self._wake_up = process_tree.wake_up_by_signals()
         self._handled = self._handle_signals()
         process_tree.reset_signals()  # a request may have come before there was a handler, and is blocked until now
         # the end of the launcher's process wakes this one up, which then ends the rank at once
