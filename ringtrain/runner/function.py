@@ -250,7 +250,7 @@ def _results(outcome: Outcome, num_proc: int, folder: Path) -> list[Any]:
     if not failures or failures[0].is_consequence:
         _require_no_exit(outcome, num_proc, folder)
     if failures and error_file(folder, failures[0].rank).exists():
-        raise _error_of(failures[0].rank, folder)
+        raise unpickled_error(error_file(folder, failures[0].rank).read_bytes(), failures[0].rank)
     if outcome.code != 0:
         raise RuntimeError(outcome.explanation)
     return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(num_proc)]
@@ -260,8 +260,9 @@ def _results_of_elastic(outcome: Outcome, folder: Path) -> list[Any]:
     """Returns those of the last ranks; if the processes never met, those of all that have one."""
     if outcome.code != 0:
         for failure in outcome.failures:
-            if error_file(folder, failure.rank).exists():
-                raise _error_of(failure.rank, folder)
+            file = error_file(folder, failure.rank)
+            if file.exists():
+                raise unpickled_error(file.read_bytes(), failure.rank)
         raise RuntimeError(outcome.explanation)
     files = [result_file(folder, number) for number in outcome.generation or sorted(outcome.ended_well)]
     results = [pickle.loads(file.read_bytes()) for file in files if file.exists()]
@@ -278,12 +279,6 @@ def _require_no_exit(outcome: Outcome, num_proc: int, folder: Path) -> None:
             raise RuntimeError(f"the first to fail was rank {rank}, with exit code {left.read_text()}")
         if left.exists() or (rank in outcome.ended_well and not result_file(folder, rank).exists()):
             raise RuntimeError(f"rank {rank} ended without a result (exit code 0)")
-
-
-def _error_of(rank: int, folder: Path) -> BaseException:
-    error, text = pickle.loads(error_file(folder, rank).read_bytes())
-    error.__cause__ = RankTraceback(rank, text)
-    return error  # type: ignore[no-any-return]
 
 
 # --- what it is given, checked before anything is started -------------------------------------------------------------
@@ -523,3 +518,10 @@ def pickled_error(error: BaseException) -> bytes:
     except Exception:
         data = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), text))
     return data
+
+
+def unpickled_error(data: bytes, rank: int) -> BaseException:
+    """Returns what `pickled_error` has pickled on a rank; its cause shows the traceback."""
+    error, text = pickle.loads(data)
+    error.__cause__ = RankTraceback(rank, text)
+    return error  # type: ignore[no-any-return]

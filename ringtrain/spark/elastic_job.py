@@ -32,7 +32,7 @@ from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, bound
 from ringtrain.job.rendezvous.protocol import Connection, StrangerError
 from ringtrain.job.rendezvous.server import Place, connect
 from ringtrain.runner import installed
-from ringtrain.runner.function import CALL_FILE, RankTraceback, error_file, result_file, worker_command
+from ringtrain.runner.function import CALL_FILE, error_file, result_file, unpickled_error, worker_command
 from ringtrain.runner.hosts import Host
 from ringtrain.runner.job import ElasticTerms
 from ringtrain.runner.start import agent
@@ -179,10 +179,8 @@ def _results(code: int, outcomes: Sequence[Outcome], driver: Driver) -> list[Any
     numbers = [number for number in driver.generation if number in results]
     if code == 0 and numbers:
         return [pickle.loads(results[number]) for number in numbers]
-    errors = [(outcome.number, *pickle.loads(outcome.data)) for outcome in outcomes if not outcome.is_result]
-    errors.sort(key=lambda one: isinstance(one[1], RingtrainError))
-    for number, error, text in errors:
-        error.__cause__ = RankTraceback(number, text)
+    errors = [unpickled_error(outcome.data, outcome.number) for outcome in outcomes if not outcome.is_result]
+    for error in sorted(errors, key=lambda error: isinstance(error, RingtrainError)):
         raise error
     raise RuntimeError("\n".join(driver.last_lines) or "no process of the elastic job ended with a result")
 

@@ -21,7 +21,7 @@ from ringtrain.job import engine_process
 from ringtrain.job.rendezvous.listener import Hub, Line, bound
 from ringtrain.job.rendezvous.protocol import MOST_BYTES
 from ringtrain.job.rendezvous.server import Place
-from ringtrain.runner.function import RankTraceback
+from ringtrain.runner.function import unpickled_error
 from ringtrain.runner.supervise.frames import Written
 from ringtrain.runner.supervise.output import Output, Screen
 from ringtrain.spark.task import GPUS_VARIABLE, Call, Outcome
@@ -300,9 +300,8 @@ class Job:
         else:
             self._open.discard(partition)
             if event.message["kind"] == "failed":
-                error, text = pickle.loads(event.message["error"].encode("latin-1"))
-                error.__cause__ = RankTraceback(self._ranks.index(partition), text)
-                self._failures.append((partition, error))
+                data = event.message["error"].encode("latin-1")
+                self._failures.append((partition, unpickled_error(data, self._ranks.index(partition))))
 
     def _let_in(self, line: Line, message: dict[str, Any]) -> None:
         """Spark repeats a task that has failed, but not in a barrier stage. The job has failed then."""

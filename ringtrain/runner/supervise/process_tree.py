@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 # In the environment of a process that is to outlive its job, such as one that removes files of it elsewhere.
 OUTLIVES_VARIABLE = "RINGRUN_OUTLIVES"
@@ -72,12 +72,17 @@ def kill(pids: Collection[int]) -> None:
 
 
 def kill_descendants(within_s: float) -> list[int]:
-    """Kills all descendants of this process and waits for their end. Returns those that outlive it.
+    """Kills all descendants of this process and waits for their end. Returns those that outlive it."""
+    return kill_all(lambda: [pid for pid in descendants(os.getpid()) if not _outlives(pid)], within_s)
+
+
+def kill_all(find: Callable[[], list[int]], within_s: float) -> list[int]:
+    """Kills what `find` finds until that is nothing. Returns those that outlive it for `within_s` seconds.
 
     A process outlives SIGKILL while it waits in the kernel, for a file server or a GPU.
     """
     deadline = time.monotonic() + within_s
-    while remaining := [pid for pid in descendants(os.getpid()) if not _outlives(pid)]:
+    while remaining := find():
         if time.monotonic() > deadline:
             break
         kill(remaining)

@@ -54,17 +54,8 @@ def processes_of(job: str) -> list[int]:
 
 
 def kill_job(job: str, within_s: float = _KILL_S) -> list[int]:
-    """Kill all processes of the job and wait for their end. Returns those that outlive it for `within_s` seconds.
-
-    A process does so while it waits in the kernel, for a file server or a GPU.
-    """
-    deadline = time.monotonic() + within_s
-    while remaining := processes_of(job):
-        if time.monotonic() > deadline:
-            break
-        process_tree.kill(remaining)
-        time.sleep(0.02)
-    return remaining
+    """Kill all processes of the job and wait for their end. Returns those that outlive it."""
+    return process_tree.kill_all(lambda: processes_of(job), within_s)
 
 
 # --- signals for all ranks --------------------------------------------------------------------------------------------
