@@ -17,7 +17,8 @@ from ringtrain.runner import launchers as choosing
 from ringtrain.runner.hosts import Host, UsageError, is_this_host
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import OpenMpi, OwnStarter, Srun, choose_launcher, choose_network
-from ringtrain.runner.start.main import Meeting, shares_of
+from ringtrain.runner.start.main import shares_of
+from ringtrain.runner.start.meeting import Meeting
 
 pytestmark = [needs_mpi, pytest.mark.alike]
 SOCKETS = {"RINGTRAIN_NETWORK": "sockets"}

@@ -15,14 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtrain.job.host import INTERFACES_VARIABLE, address_towards, addresses_of, usual_address
+from ringtrain.job.host import INTERFACES_VARIABLE
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import FILE_VARIABLE, read
 from ringtrain.job.rendezvous.server import Server
-from ringtrain.runner.hosts import Host, is_this_host, travelling, without_user
+from ringtrain.runner.hosts import Host, is_this_host, travelling
 from ringtrain.runner.job import SCHEDULER, Address, ElasticTerms, Job, RoleProcess, host_of
 from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.links import ContainerLink, LaunchedLink, Link, ProcessLink, Share, command_of_agent
+from ringtrain.runner.start.meeting import Meeting
 from ringtrain.runner.start.placement import Discovery, DiscoveryError, HostPlacement
 from ringtrain.runner.start.starter import RankStarter, Starter
 from ringtrain.runner.supervise.end_rule import MAX_GRACE_S
@@ -52,47 +53,6 @@ def main() -> int:
 
 
 # --- what all of them need --------------------------------------------------------------------------------------------
-
-
-class Meeting:
-    """Has the address where the server listens, and the one by which the processes of each host reach it."""
-
-    def __init__(self, hosts: Sequence[str], interfaces: str, may_others_come: bool = False):
-        """
-        Args:
-            interfaces: those that the user has named, if any.
-            may_others_come: whether processes may come from hosts that are not known yet.
-        """
-        self._remote = [host for host in hosts if not is_this_host(host)]
-        self._named = ""
-        # this host may have none of them where it has no ranks
-        with contextlib.suppress(ValueError):
-            self._named = "".join(addresses_of(interfaces)[:1])
-        self._is_alone = not self._remote and not may_others_come
-
-    @property
-    def listens_at(self) -> str:
-        if self._is_alone:
-            return "127.0.0.1"
-        is_of_6 = any(":" in self.address_for(host) for host in self._remote)
-        return self._named or ("::" if is_of_6 else "0.0.0.0")
-
-    def address_for(self, host: str) -> str:
-        if self._is_alone:
-            return "127.0.0.1"
-        if self._named:
-            return self._named
-        if not is_this_host(host):
-            return _address_towards(host)
-        # ranks that others are to reach tell them the address that they have met at
-        return _address_towards(self._remote[0]) if self._remote else usual_address()
-
-
-def _address_towards(host: str) -> str:
-    try:
-        return address_towards(without_user(host))
-    except OSError:
-        return usual_address()  # ssh will say what is wrong
 
 
 def shares_of(num_proc: int, hosts: Sequence[Host]) -> list[Share]:

@@ -5,17 +5,16 @@ The starter has an agent on each host, and decides alone how the job ends.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ringtrain.job.host import address_towards, addresses_of, usual_address
 from ringtrain.runner.hosts import is_this_host, without_user
 from ringtrain.runner.job import SERVER, WORKER, Address, RoleProcess, RoleTerms
 from ringtrain.runner.start.links import Link
+from ringtrain.runner.start.meeting import Meeting
 from ringtrain.runner.start.starter import Starter, end_of, report_to_ringrun, say
 
 # Servers and the scheduler end by themselves when the workers have. This is how long they may take.
@@ -182,7 +181,8 @@ def open_root(hosts: Sequence[str], environ: Mapping[str, str]) -> Root:
 
     Raises OSError where no port is free, and ValueError where the variable is none.
     """
-    address = environ.get(_URI_VARIABLE, "").strip("[]") or _own_address(hosts, environ)
+    address = environ.get(_URI_VARIABLE, "").strip("[]")
+    address = address or Meeting(hosts, environ.get(_INTERFACE_VARIABLE, "")).address_for("localhost")
     named = environ.get(_PORT_VARIABLE)
     for port in [int(named)] if named else _PORTS:
         holder = _held(address, port)
@@ -208,20 +208,6 @@ def _held(address: str, port: int) -> socket.socket | None:
         raise OSError(error.errno, f"{error.strerror}: the scheduler cannot listen at {address}:{port}") from None
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return holder
-
-
-def _own_address(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    remote = [host for host in hosts if not is_this_host(host)]
-    if not remote:
-        return "127.0.0.1"
-    # this host may have no such interface where it has only the scheduler
-    with contextlib.suppress(ValueError):
-        named = addresses_of(environ.get(_INTERFACE_VARIABLE, ""))
-        if named:
-            return named[0]
-    with contextlib.suppress(OSError):
-        return address_towards(without_user(remote[0]))
-    return usual_address()  # ssh will say what is wrong
 
 
 def variables_of(
