@@ -160,7 +160,7 @@ Outcome Actor::push_at_once(size_t chunk, size_t worker, uint64_t seq, const Ele
     convert(source.values, source.dtype, own_.get(), wide(place.dtype), count_of(*ranges));
   else
     gradient = widened(place, source);
-  ChunkChange change(*part_, chunk, number_, arrays_of(place, &rule));
+  ChunkChange change(*part_, chunk, number_, arrays_of(place, &rule), {worker, 1});
   apply(change, chunk, rule, ranges, gradient, rates);
   part_->worker(chunk, worker).pushes = seq;
   change.commit(1);
@@ -194,7 +194,7 @@ Outcome Actor::deposit(size_t chunk, uint64_t seq, const Source& source, const R
   SlotRecord& record = part_->slot(number_, slot);
   record = {seq, rates.lr, rates.wd, kNoSlot, 0};
   WorkerRecord& own = part_->worker(chunk, number_);
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, number_, 0, {number_, 1});
   if (own.first_slot == kNoSlot)
     own.first_slot = slot;
   else
@@ -255,12 +255,23 @@ void Actor::let_slots_go(size_t chunk, const Contribution* own) {
   }
 }
 
+// From the first to the last worker that has something in the round that is closed.
+ChunkChange::Workers Actor::in_round(size_t chunk, const Contribution* own) const {
+  size_t first = part_->layout().capacity(), last = 0;
+  for (size_t i = 0; i < part_->layout().capacity(); ++i) {
+    if (part_->worker(chunk, i).first_slot == kNoSlot && !(own && i == number_)) continue;
+    first = std::min(first, i);
+    last = i + 1;
+  }
+  return {first, last - std::min(first, last)};
+}
+
 void Actor::close(size_t chunk, uint64_t seq, const Contribution* own) {
   const KeyChunk& place = part_->chunk(chunk);
   const UpdateRule* rule = rule_of(chunk);
   const std::vector<Contribution> all = contributions(chunk, own);
   const void* total = sum_of(chunk, all);
-  ChunkChange change(*part_, chunk, number_, arrays_of(place, rule));
+  ChunkChange change(*part_, chunk, number_, arrays_of(place, rule), in_round(chunk, own));
   if (rule)
     apply(change, chunk, *rule, nullptr, total, all.front().rates);
   else
@@ -427,7 +438,7 @@ bool Actor::assign(size_t chunk, const void* values, uint64_t change) {
   if (was_carried_out(chunk, change)) return true;
   const KeyChunk& place = part_->chunk(chunk);
   const bool has_master = is_half(place.dtype) && rule_of(chunk);
-  ChunkChange whole(*part_, chunk, number_, kValue | (has_master ? kMaster : 0));
+  ChunkChange whole(*part_, chunk, number_, kValue | (has_master ? kMaster : 0), {number_, change != 0});
   copy(whole.to(0), values, place.value_bytes());
   if (has_master) convert(values, place.dtype, whole.to(1), DType::float32, place.count);
   note_changed(chunk, change);
@@ -459,7 +470,7 @@ bool Actor::let_pass(size_t chunk, size_t worker) {
     WorkerRecord& record = part_->worker(chunk, worker);
     const uint64_t position = position_to_pass(chunk, worker);
     if (position <= record.position()) return false;
-    ChunkChange change(*part_, chunk, number_, 0);
+    ChunkChange change(*part_, chunk, number_, 0, {worker, 1});
     record.passed = position;
     change.commit(0);
     if (part_->spec().is_synchronous) close_all(chunk);
@@ -490,7 +501,7 @@ bool Actor::let_in(size_t chunk, size_t worker) {
   if (!held) return false;
   const uint64_t others = position_for(chunk, worker);
   WorkerRecord& record = part_->worker(chunk, worker);
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, number_, 0, {worker, 1});
   if (record.pushes + record.offset < others) record.offset = others - record.pushes;
   change.commit(0);
   return true;
@@ -514,7 +525,7 @@ bool Actor::count_anew(size_t chunk, size_t worker, uint32_t term) {
   if (!held) return false;
   WorkerRecord& record = part_->worker(chunk, worker);
   if (record.term >= term) return true;
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, number_, 0, {worker, 1});
   record.offset += std::exchange(record.pushes, 0);
   record.term = term;
   change.commit(0);
@@ -527,7 +538,7 @@ bool Actor::take_rule(size_t chunk, uint32_t rule, uint64_t num_update) {
   ChunkRecord& record = part_->record(chunk);
   const KeyChunk& place = part_->chunk(chunk);
   const std::shared_ptr<const UpdateRule> next = part_->rule(rule);
-  ChunkChange change(*part_, chunk, number_, next ? arrays_of(place, next.get()) & ~kValue : 0);
+  ChunkChange change(*part_, chunk, number_, next ? arrays_of(place, next.get()) & ~kValue : 0, {0, 0});
   record.rule = rule;
   record.updates = num_update;
   record.pending = 0;
@@ -541,7 +552,7 @@ bool Actor::take_rule(size_t chunk, uint32_t rule, uint64_t num_update) {
 bool Actor::take_numbers(size_t chunk, uint32_t rule) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, number_, 0, {0, 0});
   part_->record(chunk).rule = rule;
   change.commit(0);
   return true;
@@ -558,7 +569,7 @@ bool Actor::write_array(size_t chunk, size_t array, const void* values, uint64_t
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
   if (was_carried_out(chunk, change)) return true;
-  ChunkChange whole(*part_, chunk, number_, 1u << array);
+  ChunkChange whole(*part_, chunk, number_, 1u << array, {number_, change != 0});
   copy(whole.to(array), values, part_->chunk(chunk).bytes_of(array));
   note_changed(chunk, change);
   whole.commit(0);
@@ -569,7 +580,7 @@ bool Actor::set_num_update(size_t chunk, uint64_t num_update, uint64_t change) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
   if (was_carried_out(chunk, change)) return true;
-  ChunkChange whole(*part_, chunk, number_, 0);
+  ChunkChange whole(*part_, chunk, number_, 0, {number_, change != 0});
   part_->record(chunk).updates = num_update;
   note_changed(chunk, change);
   whole.commit(0);
@@ -799,7 +810,7 @@ Outcome Actor::leave(size_t chunk, size_t worker, uint64_t seq, const Source& so
   const KeyChunk& place = part_->chunk(chunk);
   // until it is pending it is nobody's, so no journal has to keep what was there
   std::memcpy(part_->state(0, chunk), widened(place, source), place.wide_bytes());
-  ChunkChange change(*part_, chunk, number_, 0);
+  ChunkChange change(*part_, chunk, number_, 0, {worker, 1});
   part_->worker(chunk, worker).pushes = seq;
   record.pending = static_cast<uint32_t>(worker) + 1;
   change.commit(0);
@@ -826,7 +837,7 @@ bool Actor::finish(size_t chunk, const void* weight) {
     if (!is_of_program(chunk) || !has_gradient(chunk)) return true;
     const KeyChunk& place = part_->chunk(chunk);
     const bool has_master = is_half(place.dtype);
-    ChunkChange change(*part_, chunk, number_, has_master ? kValue | kMaster : kValue);
+    ChunkChange change(*part_, chunk, number_, has_master ? kValue | kMaster : kValue, in_round(chunk, nullptr));
     if (has_master) std::memcpy(change.to(1), weight, place.wide_bytes());
     store(change, chunk, weight);
     ChunkRecord& record = part_->record(chunk);

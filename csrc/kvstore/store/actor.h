@@ -212,6 +212,7 @@ class Actor {
   bool can_close(size_t chunk, const Contribution* own) const;
   void close(size_t chunk, uint64_t seq, const Contribution* own);
   bool close_all(size_t chunk);
+  ChunkChange::Workers in_round(size_t chunk, const Contribution* own) const;
   uint64_t position_to_pass(size_t chunk, size_t worker) const;
   std::vector<Contribution> contributions(size_t chunk, const Contribution* own);
   const void* sum_of(size_t chunk, const std::vector<Contribution>& all);

@@ -51,12 +51,18 @@ namespace {
 // not: the mutex of a dead owner is locked again only after all stores that its process has executed are visible.
 void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
-size_t kept_bytes(const Layout& layout) {
-  return sizeof(ChunkRecord) - kChunkKeptAt + layout.capacity() * sizeof(WorkerRecord);
+// Copies the records that a journal keeps, to it or, if `is_back`, to where they belong.
+void copy_kept(Part& part, size_t chunk, JournalRecord& journal, bool is_back) {
+  const auto move = [is_back](char* there, char* kept, size_t bytes) {
+    is_back ? std::memcpy(there, kept, bytes) : std::memcpy(kept, there, bytes);
+  };
+  constexpr size_t kOfChunk = sizeof(ChunkRecord) - kChunkKeptAt;
+  char* const kept = reinterpret_cast<char*>(&journal + 1);
+  move(reinterpret_cast<char*>(&part.record(chunk)) + kChunkKeptAt, kept, kOfChunk);
+  if (journal.workers == 0) return;
+  move(reinterpret_cast<char*>(&part.worker(chunk, journal.first_worker)), kept + kOfChunk,
+       journal.workers * sizeof(WorkerRecord));
 }
-
-// The part of a journal beside arrays.
-char* kept_of(Part& part, size_t chunk) { return reinterpret_cast<char*>(&part.record(chunk)) + kChunkKeptAt; }
 
 // Takes a journal that is free, that of `first` before others, for a chunk that is held. A journal belongs to a chunk,
 // not to a process: one that is stopped in a change keeps it, whoever has its place by now.
@@ -81,9 +87,9 @@ void restore(Part& part, size_t chunk) {
   ChunkRecord& record = part.record(chunk);
   JournalRecord& journal = part.journal(record.journal.load(std::memory_order_acquire) - 1);
   if (record.closed.load(std::memory_order_acquire) == journal.closed) {
-    std::memcpy(kept_of(part, chunk), &journal + 1, kept_bytes(part.layout()));
+    copy_kept(part, chunk, journal, true);
     std::memcpy(journal.moved, journal.moved_before, sizeof(journal.moved));
-    for (size_t i = 0; i < part.layout().capacity(); ++i)
+    for (size_t i = journal.first_worker; i < journal.first_worker + journal.workers; ++i)
       if (const uint32_t last = part.worker(chunk, i).last_slot) part.slot(i, last).next = kNoSlot;
   }
   in_order();
@@ -226,7 +232,7 @@ HeldStage::~HeldStage() {
   if (is_held_) pthread_mutex_unlock(&mutex_);
 }
 
-ChunkChange::ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays)
+ChunkChange::ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays, Workers workers)
     : part_(part), chunk_(chunk), arrays_(arrays), journal_(take_journal(part, chunk, actor)) {
   try {
     reserve();
@@ -234,7 +240,7 @@ ChunkChange::ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arra
     part_.journal_place(journal_).chunk.store(0, std::memory_order_release);
     throw;
   }
-  begin();
+  begin(workers);
 }
 
 // What others have reserved before is reserved for all.
@@ -250,7 +256,7 @@ void ChunkChange::reserve() {
   reserved.store(reserved.load(std::memory_order_relaxed) | missing, std::memory_order_relaxed);
 }
 
-void ChunkChange::begin() {
+void ChunkChange::begin(Workers workers) {
   const Layout& layout = part_.layout();
   const KeyChunk& place = part_.chunk(chunk_);
   ChunkRecord& record = part_.record(chunk_);
@@ -267,7 +273,9 @@ void ChunkChange::begin() {
   }
   journal.closed = record.closed.load(std::memory_order_relaxed);
   std::memcpy(journal.moved_before, journal.moved, sizeof(journal.moved));
-  std::memcpy(&journal + 1, kept_of(part_, chunk_), kept_bytes(layout));
+  journal.first_worker = static_cast<uint32_t>(workers.first);
+  journal.workers = static_cast<uint32_t>(workers.count);
+  copy_kept(part_, chunk_, journal, false);
   is_open_ = true;
   record.journal.store(journal_ + 1, std::memory_order_release);
   in_order();

@@ -163,9 +163,13 @@ class HeldStage {
 // A change of a chunk that is held. If this thread does not come to commit(), all is as it was.
 class ChunkChange {
  public:
+  // Whose records it may change. It keeps these only, so that a push costs the same however many workers there are.
+  struct Workers {
+    size_t first, count;
+  };
   // `arrays`: which ones it writes: bit 0 the value, 1 the master, from 2 on the states. `actor`: takes the journal of
   // this number if it is free. Throws failure where a full /dev/shm has no room.
-  ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays);
+  ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays, Workers workers);
   // Where it writes one of them: all of it, unless the memory is of this process, where no other one sees the middle of
   // a change, and this is where the array is.
   char* to(size_t array) const { return to_[array]; }
@@ -179,7 +183,7 @@ class ChunkChange {
 
  private:
   void reserve();
-  void begin();
+  void begin(Workers workers);
 
   Part& part_;
   const size_t chunk_;

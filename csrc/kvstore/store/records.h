@@ -110,7 +110,8 @@ struct alignas(64) JournalPlace {
 struct JournalRecord {
   uint64_t closed;
   int64_t moved[kArrays], moved_before[kArrays];  // as ChunkRecord::moved, of the spare arrays
-  // Here follow the chunk's kept record and those of its workers.
+  uint32_t first_worker, workers;                 // whose records it keeps
+  // Here follow the chunk's kept record and those of these workers.
 };
 
 // The state of a StageRecord, as one word, so that exactly one of two comes first: a process publishes a push, or the
