@@ -306,17 +306,15 @@ def test_a_rank_may_die_at_any_moment(tmp_path, clean, moment, victims, memory):
 STORM_S = 6.0
 
 
-@pytest.mark.parametrize(("seed", "memory"), [(1, "auto"), pytest.param(2, "off", marks=pytest.mark.slow)])
-def test_a_storm_of_kills_and_starts_loses_no_step_and_hangs_nowhere(tmp_path, clean, seed, memory):
-    assert storm(tmp_path, seed, memory, STORM_S)["kill"] > 1
+def test_a_storm_of_kills_and_starts_loses_no_step_and_hangs_nowhere(tmp_path, clean):
+    assert storm(tmp_path, 1, "auto", STORM_S)["kill"] > 1
     require_same_weights(tmp_path, clean(STEPS_OF_STORM))
 
 
-@pytest.mark.parametrize(("seed", "memory"), [(3, "auto"), pytest.param(4, "off", marks=pytest.mark.slow)])
-def test_a_storm_of_all_faults_loses_no_step_and_hangs_nowhere(tmp_path, clean, seed, memory, monkeypatch):
+def test_a_storm_of_all_faults_loses_no_step_and_hangs_nowhere(tmp_path, clean, monkeypatch):
     for name in ("SILENCE_S", "SILENCE_IN_INIT_S"):
         monkeypatch.setattr(generations, name, 2.0)
-    assert sum(storm(tmp_path, seed, memory, STORM_S, FAULTS).values()) > 3
+    assert sum(storm(tmp_path, 4, "off", STORM_S, FAULTS).values()) > 3
     require_same_weights(tmp_path, clean(STEPS_OF_STORM))
 
 

@@ -21,12 +21,14 @@ from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, ring
 from harness.socket_ranks import free_port
 
 import ringtrain
+from ringtrain.job.rendezvous.generations import Waiting
 from ringtrain.runner import command
 from ringtrain.runner.flags import parse
 from ringtrain.runner.hosts import Host, UsageError
 from ringtrain.runner.job import ElasticTerms, Job
 from ringtrain.runner.launchers import OwnStarter
 from ringtrain.runner.start.placement import Discovery, DiscoveryError
+from ringtrain.runner.start.starter import waiting_in_words
 
 pytestmark = [needs_mpi, pytest.mark.alike]
 TRAIN = ["python", "train.py"]
@@ -36,9 +38,11 @@ OUTSIDE = {"RINGTRAIN_ELASTIC": "1"}
 
 # Counts steps until the file `stop` is there, which rank 0 alone looks for.
 LOOP = """
-import os, pathlib, sys, time, numpy as np, ringtrain as hvd
+import os, pathlib, signal, sys, time, numpy as np, ringtrain as hvd
 from ringtrain.job import elastic_client, session
 stop = pathlib.Path("stop")
+if os.environ.get("STOPS_BEFORE_INIT") == os.environ.get("RINGRUN_PROCESS", ""):
+    os.kill(os.getpid(), signal.SIGSTOP)
 hvd.init()
 step = 0
 while True:
@@ -147,9 +151,12 @@ class ElasticJob:
         self.wait_until(lambda: len(found()) == size)
         return sorted(found(), key=lambda one: one.rank)
 
+    def pids_of(self, number: int) -> set[int]:
+        """Returns a process and its wrapper."""
+        return set(processes_with(MARK, str(self._folder))) & set(processes_with("RINGRUN_PROCESS", str(number)))
+
     def has_process(self, number: int) -> bool:
-        of_job = processes_with(MARK, str(self._folder))
-        return bool(set(of_job) & set(processes_with("RINGRUN_PROCESS", str(number))))
+        return bool(self.pids_of(number))
 
     def wait_until(self, is_true: Callable[[], bool]) -> None:
         try:
@@ -220,28 +227,20 @@ def test_the_others_go_on_without_a_killed_process_and_then_with_one_in_its_plac
     assert "well 3" in (tmp_path / "logs" / "rank.3" / "stdout").read_text()
 
 
-def test_when_all_die_they_are_started_again(tmp_path: Path) -> None:
-    with elastic(tmp_path, "-np", "2", "--min-np", "2") as job:
-        seats = job.of(1, 2)
+def kill_all(seats: list[Started]) -> None:
+    """Stops them all first: else one may be of the next generation before it dies."""
+    for how in (signal.SIGSTOP, signal.SIGKILL):
         for one in seats:
-            one.kill(signal.SIGSTOP)  # else the second one may be of the next generation before it dies
-        for one in seats:
-            one.kill()
-        assert [one.number for one in job.of(2, 2)] == [2, 3]
-        job.stop()
-        job.ends()
+            one.kill(how)
 
 
-def test_a_training_that_begins_anew_says_so_at_once_and_at_the_end(tmp_path: Path) -> None:
+def test_when_all_die_they_are_started_again_and_told_that_training_begins_anew(tmp_path: Path) -> None:
     sentence = "generation 2 has no rank that had the state: training begins at step 0"
     with elastic(tmp_path, "-np", "2", "--min-np", "2") as job:
         seats = job.of(1, 2)
         time.sleep(0.5)  # some commits
-        for one in seats:
-            one.kill(signal.SIGSTOP)
-        for one in seats:
-            one.kill()
-        job.of(2, 2)
+        kill_all(seats)
+        assert [one.number for one in job.of(2, 2)] == [2, 3]
         job.wait_until(lambda: any(line.startswith(sentence) for line in job.said))
         job.stop()
         said = job.ends()
@@ -253,26 +252,22 @@ def test_a_job_that_must_keep_its_state_fails_when_it_is_lost(tmp_path: Path) ->
     with elastic(tmp_path, "-np", "2", "--min-np", "2", "--on-state-lost", "fail") as job:
         seats = job.of(1, 2)
         time.sleep(0.5)  # some commits
-        for one in seats:
-            one.kill(signal.SIGSTOP)
-        for one in seats:
-            one.kill()
+        kill_all(seats)
         assert job.ends(1)[-1].startswith("no process has the state any more, and training must not begin anew")
     # the second one has asked whether somebody has read the state from a file
     assert max(one.generation for one in job.seats()) == 2 and "goes on from step" not in job.output
 
 
 def test_a_process_that_is_stopped_before_init_is_named(tmp_path: Path) -> None:
-    script = """
-import os, signal, time, ringtrain as hvd
-if os.environ["RINGRUN_PROCESS"] == "1":
-    os.kill(os.getpid(), signal.SIGSTOP)
-hvd.init()
-"""
-    words = ["-np", "2", "--min-np", "2", "--elastic-timeout", "18"]
-    with elastic(tmp_path, *words, *ringrun_line(tmp_path, script)) as job:
-        said = job.ends(1)
-    assert "generation 1 has waited 15 s for 1 more process (process 1 on localhost: no call of init() yet)" in said
+    sentence = "generation 2 has waited 5 s for 1 more process (process 2 on localhost: no call of init() yet)"
+    with elastic(tmp_path, "-np", "2", "--min-np", "2", STOPS_BEFORE_INIT="2") as job:
+        job.of(1, 2)[1].kill()
+        job.wait_until(lambda: sentence in job.said)
+        for pid in job.pids_of(2):
+            os.kill(pid, signal.SIGCONT)
+        assert [one.number for one in job.of(2, 2)] == [0, 2]
+        job.stop()
+        job.ends()
 
 
 def test_a_process_that_somebody_else_tells_to_end_is_replaced(tmp_path: Path) -> None:
@@ -306,13 +301,13 @@ def test_a_stopped_process_is_killed_and_replaced_when_the_others_have_waited_fo
 
 
 @pytest.mark.slow
-def test_fifty_generations_leave_the_starter_and_the_agent_as_they_were(tmp_path: Path) -> None:
+def test_sixteen_generations_leave_the_starter_and_the_agent_as_they_were(tmp_path: Path) -> None:
     with elastic(tmp_path, "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1") as job:
         agent = parent_of(parent_of(job.of(1, 2)[0].pid))
         of_both = [parent_of(agent), agent]
         before = [held_by(pid) for pid in of_both]
         seats = job.of(1, 2)
-        while (last := seats[0].generation) <= 50:
+        while (last := seats[0].generation) <= 16:
             seats[last // 2 % 2].kill()
             seats = job.grown_to(2, after=last)
         wait_until(lambda: [held_by(pid) for pid in of_both] == before, 10)
@@ -605,30 +600,27 @@ def test_slots_that_come_and_go_are_ranks_that_come_and_go(tmp_path: Path) -> No
     assert said[-1].startswith("there were 4 generations, the last one of 1 rank; ")
 
 
-def test_a_script_that_names_no_host_for_a_moment_changes_nothing(tmp_path: Path) -> None:
+def test_a_script_that_fails_or_names_no_host_for_a_while_changes_nothing(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, "localhost:2")
-    with elastic(tmp_path, "--min-np", "2", "--max-np", "4", *hosts.words) as job:
+    failed = f"--host-discovery-script {hosts.script} has failed with exit code 3"
+    words = "have not been named for 5 s; the ranks go on until others replace them"
+    not_named = f"the hosts of processes 0-1 on localhost {words}"
+    with elastic(tmp_path, "--min-np", "1", "--max-np", "4", "-np", "2", *hosts.words) as job:
         job.of(1, 2)
+        hosts.say("exit 3")
+        job.wait_until(lambda: failed in job.errors)
+        time.sleep(2.2)
         hosts.are()
-        time.sleep(4)
+        job.wait_until(lambda: not_named in job.said)
         hosts.are("localhost:2")
         time.sleep(2)
         assert {(one.generation, one.number) for one in job.seats()} == {(1, 0), (1, 1)}
+        assert job.said == [f"{failed}; the hosts stay as they are until it works", not_named]
+        hosts.are("localhost:1")
+        assert [one.number for one in job.of(2, 1)] == [0]
         job.stop()
-        assert job.ends() == []
-
-
-def test_processes_whose_host_is_not_named_again_are_told_of_and_fail_in_time(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, "localhost:2")
-    with elastic(tmp_path, "--min-np", "2", "--elastic-timeout", "8", *hosts.words) as job:
-        job.of(1, 2)
-        hosts.are()
-        said = job.ends(1)
-    assert (
-        "the hosts of processes 0-1 on localhost have not been named for 5 s; the ranks go on until others replace them"
-        in said
-    )
-    assert said[-1] == "0 processes of at least 2 have been on named hosts for 8 s (--elastic-timeout)"
+        said = job.ends()
+    assert len([line for line in said if "discover" in line]) == 1
 
 
 def test_the_state_is_handed_over_when_all_hosts_are_exchanged(tmp_path: Path) -> None:
@@ -650,19 +642,6 @@ def test_a_storm_of_hosts_that_come_and_go_loses_no_step_and_hangs_nowhere(tmp_p
     assert sum(storm_of_hosts(tmp_path, seed=1, longest_s=6.0).values()) > 1
 
 
-def test_no_more_ranks_than_allowed_come_from_new_slots(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, "localhost:1")
-    with elastic(tmp_path, "-np", "1", "--min-np", "1", "--max-np", "2", *hosts.words) as job:
-        job.of(1, 1)
-        hosts.are("localhost:3")
-        job.of(2, 2)
-        job.wait_until(lambda: job.has_process(2))
-        time.sleep(1.5)
-        assert max(one.generation for one in job.seats()) == 2
-        job.stop()
-        job.ends()
-
-
 def test_hosts_that_come_are_used_and_those_that_go_are_left(
     three_hosts: SimulatedHosts, counted: dict[str, str], tmp_path: Path
 ) -> None:
@@ -680,34 +659,17 @@ def test_hosts_that_come_are_used_and_those_that_go_are_left(
     assert sorted((tmp_path / "calls").read_text().split()) == [second, third]
 
 
-def test_a_script_that_fails_now_and_then_changes_nothing_and_is_said_once(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, "localhost:2")
-    with elastic(tmp_path, "-np", "2", "--min-np", "1", *hosts.words) as job:
-        job.of(1, 2)
-        hosts.say("exit 3")
-        sentence = f"--host-discovery-script {hosts.script} has failed with exit code 3"
-        job.wait_until(lambda: sentence in job.errors)
-        time.sleep(2.2)
-        hosts.are("localhost:1")
-        job.of(2, 1)
-        job.stop()
-        assert [line for line in job.ends() if "discover" in line] == [
-            f"{sentence}; the hosts stay as they are until it works"
-        ]
-
-
-@pytest.mark.parametrize(
-    ("shell", "message"),
-    [
-        ("echo 'who knows' >&2; exit 4", "{} has failed with exit code 4"),
-        ("echo 'h1 h2'", '{}: "h1 h2" is not a host; write host:2 or, in a hostfile, host slots=2'),
-    ],
-)
-def test_a_script_that_fails_at_first_is_a_mistake(shell: str, message: str, tmp_path: Path) -> None:
+def test_a_script_that_fails_at_first_is_a_mistake(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path)
-    hosts.say(shell)
+    hosts.say("echo 'who knows' >&2; exit 4")
     with elastic(tmp_path, "-np", "1", *hosts.words) as job:
-        assert job.ends(1)[0] == message.format(f"--host-discovery-script {hosts.script}")
+        assert job.ends(1)[0] == f"--host-discovery-script {hosts.script} has failed with exit code 4"
+
+
+def test_a_script_that_prints_something_else_has_failed() -> None:
+    mistake = "is not a host; write host:2 or, in a hostfile, host slots=2"
+    with pytest.raises(DiscoveryError, match=f"^--host-discovery-script echo 'h1 h2': \"h1 h2\" {mistake}$"):
+        Discovery("echo 'h1 h2'", slots=1).ask()
 
 
 def test_a_script_may_print_comments_and_hosts_without_numbers() -> None:
@@ -715,6 +677,22 @@ def test_a_script_may_print_comments_and_hosts_without_numbers() -> None:
     assert discovery.ask() == [Host("h1", 2), Host("h2", 4)]
     discovery = Discovery("sleep 300 & echo h1:2; echo h2:0", slots=4)  # which keeps the standard output open
     assert discovery.ask() == [Host("h1", 2)]
+
+
+def test_the_words_for_each_wait_name_who_is_waited_for() -> None:
+    def words(what: str, silent: tuple[str, ...] = (), absent: str = "", needed: int = 0) -> str:
+        return waiting_in_words(Waiting(2, 7.0, what, ("a", "b"), silent, (), needed), absent, " and ".join)
+
+    assert words("processes", needed=2) == (
+        "generation 3 has waited 7 s for 2 more processes (no other process is starting)"
+    )
+    assert words("processes", absent="x", needed=1).endswith(" for 1 more process (x: no call of init() yet)")
+    assert words("replacements").startswith("the hosts of a and b have not been named for 7 s; ")
+    assert words("init") == "generation 2 has waited 7 s for a and b in init()"
+    assert words("train", silent=("a",)) == (
+        "generation 2 has waited 7 s for a and b, between init() and the training; no answer from a: stopped?"
+    )
+    assert words("next") == "generation 3 has waited 7 s for a and b to leave the one before"
 
 
 def test_a_script_that_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
