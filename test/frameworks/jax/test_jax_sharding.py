@@ -187,19 +187,13 @@ def test_every_collective_of_xla_is_exact_in_every_dtype():
     require_all((*REAL, *COMPLEX, *MOVED))
 
 
-@pytest.mark.ranks(1, 3, 4, isolated=True, slow=[3, 4], timeout=120)
+@pytest.mark.ranks(1, 4, isolated=True, slow=[4], timeout=120)
 def test_every_collective_of_xla_is_exact_on_any_number_of_ranks():
     require_all(("float32", "complex64"))
 
 
 @pytest.mark.ranks(
-    2,
-    3,
-    4,
-    isolated=True,
-    slow=[2, 4],
-    timeout=120,
-    env={"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"},
+    3, isolated=True, timeout=120, env={"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"}
 )
 def test_every_collective_of_xla_is_exact_over_sockets():
     require_all(("float32",))
