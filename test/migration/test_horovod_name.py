@@ -173,14 +173,14 @@ def test_ringrun_gives_the_name_to_its_ranks(folder):
 PROCESSES = """\
 import multiprocessing, pickle
 {first_line}
-import horovod.torch as hvd
+import horovod.runner
 
 def version():
-    import horovod
     return horovod.__version__
 
 if __name__ == "__main__":
     print([multiprocessing.get_context(how).Pool(1).apply(version) for how in ("fork", "spawn", "forkserver")])
+    import horovod.torch as hvd
     assert pickle.loads(pickle.dumps(hvd.allreduce)) is hvd.allreduce
 """
 

@@ -143,10 +143,6 @@ def test_the_examples_learn():
 # -------------------------------------------------------------------------------------------- how the ranks meet
 
 
-def test_under_torchrun_the_ranks_meet_in_its_store():
-    assert run(torchrun(2), "c10d_calls.py", "ringtrain").count("every call is right") == 2
-
-
 _SPAWNED = """
 import sys
 import torch, torch.distributed as dist, torch.multiprocessing
@@ -255,7 +251,7 @@ def test_groups_that_come_and_go_leave_nothing_behind():
             dist.destroy_process_group(pair)
 
     seen = []
-    for _ in range(8):
+    for _ in range(5):
         with default_group() as rank:
             of_groups = []
             for _ in range(4):
