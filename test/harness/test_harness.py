@@ -332,3 +332,9 @@ def _wait_until(condition, timeout_s=30):
 def test_collecting_the_tests_imports_no_framework(pytestconfig):
     """Each process that runs tests collects all of them: it would take 5 s of CPU time more."""
     assert pytestconfig.stash[IMPORTED_BY_COLLECTION] == []
+
+
+def test_each_test_of_slow_txt_exists():
+    for name in (TEST_FOLDER / "slow.txt").read_text().split():
+        file, _, function = name.partition("::")
+        assert f"\ndef {function}(" in (TEST_FOLDER.parent / file).read_text(), name
