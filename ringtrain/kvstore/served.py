@@ -14,7 +14,7 @@ import ringtrain._core as _core
 from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.engine.handles import Pending, report_failure
-from ringtrain.errors import PeerLostError, StalledError
+from ringtrain.errors import MismatchError, PeerLostError, StalledError
 from ringtrain.kvstore import places
 from ringtrain.kvstore.backend import Backend, Function, Groups, each, require_same
 from ringtrain.kvstore.entries import Entry, Key, Kind, ServedEntry
@@ -49,7 +49,7 @@ class Request:
         look_at_waits: called in a long wait; see `SchedulerClient.look_at_waits`.
     """
 
-    __slots__ = ("_arrays", "_core", "_counts", "_limits", "_look_at_waits", "_others", "_require_agreed")
+    __slots__ = ("_arrays", "_core", "_counts", "_limits", "_look_at_waits", "_others", "_require_agreed", "never_ends")
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Request:
         self._arrays = arrays
         self._limits = limits
         self._counts = counts
+        self.never_ends = False  # workers do not agree on a key of it: its round stays open
 
     def poll(self) -> bool:
         """Whether the arrays may be changed."""
@@ -79,6 +80,7 @@ class Request:
             if not self._core.wait(_LOOK_S):
                 self._wait_long()
         except BaseException as error:
+            self.never_ends = isinstance(error, MismatchError)
             report_failure(error)
             raise
         finally:
@@ -151,6 +153,7 @@ class ServedBackend(Backend):
         self._is_atomic = atomic
         self._keys = KeyTable(worker, self._number, cuts_keys=not atomic)
         self._pending: deque[Request] = deque()
+        self._never_ending: list[Request] = []
         worker.pushers.add(self)
         seconds = worker.seconds
         self._limits = WaitLimits(seconds("stall_warning_time_s"), seconds("stall_shutdown_time_s"), worker.ended)
@@ -305,14 +308,16 @@ class ServedBackend(Backend):
     def _keep(self, entries: Sequence[ServedEntry], request: Request) -> Request:
         for entry in entries:
             entry.request = request
-        while self._pending and self._pending[0].is_over():
-            self._pending.popleft()
+        while self._pending and (self._pending[0].is_over() or self._pending[0].never_ends):
+            first = self._pending.popleft()
+            if not first.is_over():
+                self._never_ending.append(first)  # servers may still write to its arrays
         self._pending.append(request)
         return request
 
     def has_pushed(self) -> bool:
         """Whether servers have all that this worker has pushed."""
-        return all(request.is_over() for request in self._pending)
+        return all(request.is_over() or request.never_ends for request in self._pending)
 
     def _wait_for(self, core: _core.StoreHandle, arrays: Any, entries: Sequence[Entry]) -> None:
         request = self._handle(core, arrays, entries)

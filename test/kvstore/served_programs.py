@@ -345,8 +345,10 @@ def a_key_of_another_shape_or_dtype_is_told_to_all_workers():
         kv.init("a", np.zeros(3, np.float32))
         value = odd if kv.rank == 1 else np.zeros(3, np.float32)
 
-        def use(kv=kv, value=value):
+        def use(kv=kv, value=value, odd=odd):
             kv.init("b", value)
+            if odd.dtype == np.float64:
+                kv.pushpull("b", value, out=np.zeros_like(value))
             kv.push("b", value)
             kv.pull("b")
 
