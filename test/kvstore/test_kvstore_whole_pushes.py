@@ -60,8 +60,8 @@ def die_after(work: Callable[[], None]) -> None:
     assert os.WTERMSIG(status) == signal.SIGKILL
 
 
-# What a worker has done with its push before it dies: published its copy, pushed every so many chunks. And the value
-# that the server has then.
+# A worker has published its copy of a push before it dies, and pushed every so many chunks; and the value that the
+# server has then.
 POINTS = {
     "copied": (False, 0, 0),
     "published": (True, 0, 3),

@@ -189,7 +189,7 @@ def test_a_worker_that_is_killed_comes_back_and_every_push_counts_once(shared):
     stopped, back_at = 0, (1, 3, 4)  # of each server's part of a key
 
     def parts(of_keys):
-        """What each server has of each key, which is whole there."""
+        """Returns the part that each server has of each key, which is whole there."""
         large, small = of_keys
         return [*np.split(large, 2), small]
 

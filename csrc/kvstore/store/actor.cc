@@ -87,7 +87,7 @@ Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint
   put_in_order(timeout_s);
 }
 
-// Whoever holds a chunk next gives the journal of a dead process back, so there are always enough.
+// Frees the journals of dead processes, so that there are always enough: the next holder of a chunk does so.
 void Actor::put_in_order(double timeout_s) {
   for (uint32_t i = 0; i < part_->layout().journals(); ++i)
     if (const uint32_t chunk = part_->journal_place(i).chunk.load())

@@ -65,7 +65,7 @@ void copy_kept(Part& part, size_t chunk, JournalRecord& journal, bool is_back) {
 }
 
 // Takes a journal that is free, that of `first` before others, for a chunk that is held. A journal belongs to a chunk,
-// not to a process: one that is stopped in a change keeps it, whoever has its place by now.
+// not to a process: one that is stopped in a change keeps it, also where another one has its place by now.
 uint32_t take_journal(Part& part, size_t chunk, uint32_t first) {
   const uint32_t count = part.layout().journals();
   for (uint32_t i = 0; i < count; ++i) {
@@ -243,7 +243,7 @@ ChunkChange::ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arra
   begin(workers);
 }
 
-// What others have reserved before is reserved for all.
+// One process reserves memory for all.
 void ChunkChange::reserve() {
   constexpr uint32_t kRecord = 1u << kArrays;
   const Layout& layout = part_.layout();

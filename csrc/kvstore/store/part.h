@@ -126,8 +126,8 @@ class Part {
   PartMemory memory_;
 };
 
-// A chunk's mutex, held as long as this lives if it could be had at once. What a dead process left of a change is
-// dropped then.
+// A chunk's mutex, held as long as this lives if it could be had at once. Drops a change that a dead process left
+// unfinished.
 class HeldChunk {
  public:
   HeldChunk(Part& part, size_t chunk, uint32_t actor);

@@ -99,7 +99,7 @@ struct ChunkRecord {
 };
 constexpr size_t kChunkKeptAt = offsetof(ChunkRecord, updates);
 
-// Who has a journal.
+// The chunk that has a journal.
 struct alignas(64) JournalPlace {
   std::atomic<uint32_t> chunk;     // whose change it keeps: its number + 1; 0: of none
   std::atomic<uint32_t> reserved;  // what of it has memory: bit i for its spare array i, and then one for its record

@@ -855,7 +855,7 @@ class World {
     return found;
   }
 
-  // Of the first element of each chunk. What a dead process has left of a change is dropped first.
+  // Of the first element of each chunk, without a change that a dead process has left unfinished.
   std::vector<double> values_at(int server, uint32_t key) {
     std::vector<double> values;
     Process& one = *of_place(false, server);

@@ -284,7 +284,7 @@ SharedSegment SharedSegment::attach(int64_t creator_pid, uint64_t ticket, size_t
 
 namespace {
 
-// Who holds the mutexes of stores: the rank of a process, which may be dead.
+// The holders of the mutexes of stores, by rank, which may be dead.
 std::map<pthread_mutex_t*, int>& holders() {
   static std::map<pthread_mutex_t*, int> all;
   return all;
