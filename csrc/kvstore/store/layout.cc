@@ -95,9 +95,9 @@ Layout::Layout(PartSpec spec) : spec_(std::move(spec)) {
   size_t wide_bytes = 0;
   for (KeyChunk& chunk : chunks_) {
     chunk.value_at = value_bytes_;
-    value_bytes_ += second_place(0, chunk) + (is_exchanged(0, chunk) ? kBetweenChunks : second_place(0, chunk));
+    value_bytes_ += room_of(0, chunk) + (is_exchanged(0, chunk) ? kBetweenChunks : 0);
     chunk.wide_at = wide_bytes;
-    wide_bytes += second_place(1, chunk) + (is_exchanged(1, chunk) ? kBetweenChunks : second_place(1, chunk));
+    wide_bytes += room_of(1, chunk) + (is_exchanged(1, chunk) ? kBetweenChunks : 0);
   }
 
   const size_t of_workers = capacity() * sizeof(WorkerRecord);

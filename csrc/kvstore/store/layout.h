@@ -104,6 +104,10 @@ class Layout {
   // the next change, and have a second place behind their home.
   bool is_exchanged(size_t array, const KeyChunk& chunk) const { return chunk.bytes_of(array) == chunk_bytes_; }
   static size_t second_place(size_t array, const KeyChunk& chunk);  // bytes from its home
+  // Of the home and, if there is one, the second place.
+  size_t room_of(size_t array, const KeyChunk& chunk) const {
+    return second_place(array, chunk) * (is_exchanged(array, chunk) ? 1 : 2);
+  }
   size_t stage_record_at(size_t worker) const { return stage_records_at_ + worker * kStageStride; }
   // The values of a StageRecord. Where only some elements are pushed, the number of ranges of each chunk and these
   // ranges precede them.

@@ -193,7 +193,7 @@ std::shared_ptr<const UpdateRule> Part::rule(uint32_t number) {
 void Part::reserve_states(const UpdateRule& rule) {
   for (size_t i = 0; i < rule.state_names().size(); ++i) memory_.reserve(layout_.array_at(2 + i), layout_.wide_bytes());
   for (const KeyChunk& chunk : layout_.chunks())
-    if (is_half(chunk.dtype)) memory_.reserve(layout_.array_at(1, chunk), chunk.wide_bytes());
+    if (is_half(chunk.dtype)) memory_.reserve(layout_.array_at(1, chunk), layout_.room_of(1, chunk));
 }
 
 HeldChunk::HeldChunk(Part& part, size_t chunk, uint32_t actor) : part_(part), chunk_(chunk) {
