@@ -153,7 +153,6 @@ SOCKETS = {
 }
 
 _ACTOR, _PART, _STORES = "kvstore/store/actor.cc", "kvstore/store/part.cc", "kvstore/server/server_stores.cc"
-_DIRECT_PATH = "kvstore/worker/direct_path.cc"
 _REMOTE_SERVER, _SESSION = "kvstore/worker/remote_server.cc", "kvstore/server/session.cc"
 
 STORE: dict[str, Patch | tuple[Patch, ...]] = {

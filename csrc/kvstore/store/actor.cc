@@ -393,20 +393,21 @@ void Actor::apply(ChunkChange& change, size_t chunk, const UpdateRule& rule, con
   const bool has_master = is_half(place.dtype);
   const size_t bytes = size_of(wide(place.dtype));
   const UpdateRule::Step step = {static_cast<int64_t>(++part_->record(chunk).updates), rates.lr, rates.wd};
-  const ElementRanges all = {{0, place.count}};
+  const ElementRange all = {0, place.count};
+  const ElementRange* const first = ranges ? ranges->data() : &all;
   if (ranges) change.copy_arrays();
   const char* grad = static_cast<const char*>(gradient);
-  for (const ElementRange& range : ranges ? *ranges : all) {
+  for (size_t number = 0; number < (ranges ? ranges->size() : 1); ++number) {
+    const ElementRange& range = first[number];
     const size_t begin = range.begin * bytes;
-    const auto from = [&](size_t array) { return (ranges ? change.to(array) : part_->array(array, chunk)) + begin; };
     UpdateRule::Arrays arrays;
     arrays.dtype = wide(place.dtype);
-    arrays.weight = from(has_master ? 1 : 0);
+    arrays.weight = part_->array(has_master ? 1 : 0, chunk) + begin;
     arrays.new_weight = change.to(has_master ? 1 : 0) + begin;
     arrays.grad = grad;
     arrays.count = range.count;
     for (size_t i = 2; i < 2 + rule.state_names().size(); ++i) {
-      arrays.states.push_back(from(i));
+      arrays.states.push_back(part_->array(i, chunk) + begin);
       arrays.new_states.push_back(change.to(i) + begin);
     }
     rule.update(arrays, step);

@@ -79,8 +79,9 @@ class Layout {
   size_t capacity() const { return static_cast<size_t>(spec_.capacity); }
   // Those who change chunks: workers, and then the server itself.
   uint32_t actor_of_server() const { return static_cast<uint32_t>(capacity()); }
-  // As many as may change chunks at a time: each worker, the server in its name, and the server itself.
-  uint32_t journals() const { return 2 * actor_of_server() + 1; }
+  // As many as may change chunks at a time: each worker, the server in its name, a process that was stopped in a change
+  // and whose place another one has, and threads of the server.
+  uint32_t journals() const { return 3 * actor_of_server() + 4; }
 
   const std::vector<KeyChunk>& chunks() const { return chunks_; }
   // The chunks of a piece follow each other: first(piece) up to first(piece + 1).
