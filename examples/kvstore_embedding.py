@@ -28,9 +28,9 @@ def main() -> None:
     store.init(["words", "neighbours"], [inputs, np.zeros_like(inputs)])
 
     chance = np.random.default_rng((options.seed, store.rank))
-    begin, rows_pulled, steps = time.monotonic(), 0, 0
+    begin, rows_pulled = time.monotonic(), 0
     told_at, losses = begin, []
-    while time.monotonic() < begin + options.seconds:
+    for _ in range(options.steps):
         topic = chance.integers(0, options.topics, (options.batch_size, 1))
         of_topic = topic * options.words_of_topic + chance.integers(0, options.words_of_topic, (options.batch_size, 2))
         noise = chance.integers(0, words, (options.batch_size, NEGATIVES))
@@ -48,7 +48,6 @@ def main() -> None:
         # rows that are there several times are added up
         store.push("words", kvstore.RowSparse(centres, gradients))
         store.push("neighbours", kvstore.RowSparse(others.ravel(), of_neighbours.reshape(-1, options.size)))
-        steps += 1
         losses.append(-np.log1p(-np.abs(wrong).clip(max=0.999)).sum(1).mean())
         if store.rank == 0 and (now := time.monotonic()) >= told_at + 2:
             pairs_per_s = len(losses) * options.batch_size / (now - told_at)
@@ -57,8 +56,8 @@ def main() -> None:
     store.wait()
     store.barrier()
     if store.rank == 0:
-        share = rows_pulled / steps / (2 * words)
-        print(f"{steps} steps of worker 0, each of {share:.1%} of the rows", flush=True)
+        share = rows_pulled / options.steps / (2 * words)
+        print(f"{options.steps:,} steps of worker 0, each of {share:.1%} of the rows", flush=True)
         right = share_of_topic(store.pull("words"), options)
         print(f"{right:.0%} of the nearest words are of the same topic", flush=True)
 
@@ -74,7 +73,7 @@ def share_of_topic(vectors: np.ndarray, options: argparse.Namespace) -> float:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--seconds", type=float, default=10.0, help="of training (default %(default)s)")
+    add("--steps", type=int, default=5000, help="of each worker (default %(default)s)")
     add("--topics", type=int, default=20, help="of sentences (default %(default)s)")
     add("--words-of-topic", type=int, default=200, help="default %(default)s")
     add("--size", type=int, default=16, help="of a vector (default %(default)s)")
