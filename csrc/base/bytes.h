@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -15,12 +16,16 @@ using Bytes = std::vector<char>;
 
 class Writer {
  public:
+  Writer() = default;
+  // Writes behind these.
+  explicit Writer(Bytes bytes) : bytes_(std::move(bytes)) {}
+
   template <typename T>
   void put(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);
-    const char* begin = reinterpret_cast<const char*>(&value);
-    bytes_.insert(bytes_.end(), begin, begin + sizeof(T));
+    put_bytes(reinterpret_cast<const char*>(&value), sizeof(T));
   }
+  void put_bytes(const char* begin, size_t count) { bytes_.insert(bytes_.end(), begin, begin + count); }
   void put(const std::string& text) { put_all(text); }
   template <typename T>
   void put(const std::vector<T>& values) {
@@ -32,8 +37,9 @@ class Writer {
  private:
   template <typename Sequence>
   void put_all(const Sequence& values) {
+    static_assert(std::is_trivially_copyable_v<typename Sequence::value_type>);
     put(static_cast<uint64_t>(values.size()));
-    for (const auto& value : values) put(value);
+    put_bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(typename Sequence::value_type));
   }
 
   Bytes bytes_;
@@ -41,14 +47,19 @@ class Writer {
 
 class Reader {
  public:
-  explicit Reader(const Bytes& bytes) : next_(bytes.data()), end_(bytes.data() + bytes.size()) {}
+  // From this byte on.
+  explicit Reader(const Bytes& bytes, size_t from = 0)
+      : begin_(bytes.data()), next_(begin_ + from), end_(begin_ + bytes.size()) {}
 
+  // Where the next ones are, which count as read.
+  const char* take(size_t count) {
+    if (count > bytes_left()) throw failure("a message between ranks ends too early");
+    return std::exchange(next_, next_ + count);
+  }
   template <typename T>
   void get(T& value) {
     static_assert(std::is_trivially_copyable_v<T>);
-    if (bytes_left() < sizeof(T)) throw failure("a message between ranks ends too early");
-    std::memcpy(&value, next_, sizeof(T));
-    next_ += sizeof(T);
+    std::memcpy(&value, take(sizeof(T)), sizeof(T));
   }
   void get(bool& value) {
     const auto byte = get<uint8_t>();
@@ -82,6 +93,7 @@ class Reader {
   }
 
   bool at_end() const { return next_ == end_; }
+  size_t bytes_read() const { return static_cast<size_t>(next_ - begin_); }
   // Where a message must be over.
   void require_end() const {
     if (!at_end()) throw failure("a message between ranks has " + std::to_string(bytes_left()) + " bytes too many");
@@ -92,12 +104,15 @@ class Reader {
 
   template <typename Sequence>
   void get_all(Sequence& values) {
+    using Value = typename Sequence::value_type;
+    static_assert(std::is_trivially_copyable_v<Value>);
     const auto size = get<uint64_t>();
-    if (size > bytes_left()) throw failure("a message between ranks ends too early");
+    if (size > bytes_left() / sizeof(Value)) throw failure("a message between ranks ends too early");
     values.resize(size);
-    for (auto& value : values) get(value);
+    if (size > 0) std::memcpy(values.data(), take(size * sizeof(Value)), size * sizeof(Value));
   }
 
+  const char* begin_;
   const char* next_;
   const char* end_;
 };

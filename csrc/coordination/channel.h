@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "coordination/gathered.h"
 
 namespace ringtrain {
 
@@ -92,15 +93,22 @@ class Channel {
     return words.front() != 0;
   }
 
-  // At rank 0: what everybody gave, by rank. Elsewhere nothing.
-  virtual std::vector<Bytes> gather(const Bytes& mine) = 0;
+  // At rank 0: what everybody gave, that of rank_at(place) at each place. Elsewhere nothing.
+  virtual Gathered gather(const Bytes& mine) = 0;
+  virtual int rank_at(size_t place) const { return static_cast<int>(place); }
+  // The same by rank, for what is small.
+  std::vector<Bytes> gather_by_rank(const Bytes& mine) {
+    std::vector<Bytes> by_rank(static_cast<size_t>(rank_ == 0 ? size_ : 0));
+    size_t place = 0;
+    gather(mine).for_each(
+        [&](const Bytes& message, size_t, size_t) { by_rank[static_cast<size_t>(rank_at(place++))] = message; });
+    return by_rank;
+  }
   // Everywhere: what rank 0 gave.
   virtual Bytes broadcast(const Bytes& mine) = 0;
   // The same; nothing if the others have not come by `deadline`, for Channels that keep deadlines. Then it is to be
   // called again, with the same bytes.
-  virtual std::optional<std::vector<Bytes>> gather_until(double /*deadline*/, const Bytes& mine) {
-    return gather(mine);
-  }
+  virtual std::optional<Gathered> gather_until(double /*deadline*/, const Bytes& mine) { return gather(mine); }
   virtual std::optional<Bytes> broadcast_until(double /*deadline*/, const Bytes& mine) { return broadcast(mine); }
 
   // Whether somebody has begun the next and_bits. Those that keep deadlines may be asked by any thread.
@@ -118,7 +126,7 @@ class SelfChannel final : public Channel {
   void begin_and(const Words&) override {}
   bool finish_and(Words&, double) override { return true; }
   bool keeps_deadlines() const override { return true; }
-  std::vector<Bytes> gather(const Bytes& mine) override { return {mine}; }
+  Gathered gather(const Bytes& mine) override { return Gathered(mine); }
   Bytes broadcast(const Bytes& mine) override { return mine; }
   bool is_called() override { return false; }
 };

@@ -312,7 +312,7 @@ void Coordinator::begin_to_settle() {
 
 bool Coordinator::settle(double deadline) {
   if (stage_ == Stage::announcements) {
-    const std::optional<std::vector<Bytes>> announcements = channel_.gather_until(deadline, message_);
+    const std::optional<Gathered> announcements = channel_.gather_until(deadline, message_);
     if (!announcements) return false;
     message_ = channel_.rank() == 0 ? to_bytes(decide(*announcements)) : Bytes();
     stage_ = Stage::decision;
@@ -330,12 +330,12 @@ bool Coordinator::settle(double deadline) {
 std::vector<AgreementPtr> Coordinator::apply_decision(Decision decision) {
   for (const Agreement& agreement : decision.agreements)
     require_own(agreement, own_request(agreement.operation), channel_.rank(), membership_);
-  for (const Key& key : decision.evicted) {
-    const std::optional<int> slot = cache_.find(view_of(key));
-    if (!slot) continue;
-    reannounce(*slot);
-    evict(*slot);
-  }
+  for_each_bit(decision.evicted, [&](int slot) {
+    if (slot >= cache_.slot_count() || !cache_.has(slot))
+      throw invalid_from(0, "the end of an operation that is not in the cache");
+    reannounce(slot);
+    evict(slot);
+  });
   for (const auto [process_set, rank] : decision.joined) membership_.join(process_set, rank);
   if (!decision.joined.empty()) sorts_.reset();
   std::vector<AgreementPtr> agreements;
@@ -362,21 +362,19 @@ Bytes Coordinator::announcement() {
   return writer.take(is_leaving_, blockage() == blockage_of_round_, std::exchange(whereabouts_, {}));
 }
 
-Decision Coordinator::decide(const std::vector<Bytes>& announcements) {
+Decision Coordinator::decide(const Gathered& gathered) {
   ledger_.begin_round();
   const double now = now_s();
+  std::vector<int> ranks;
+  for (size_t place = 0; place < gathered.count(); ++place) ranks.push_back(channel_.rank_at(place));
+  Announcements announcements = read_announcements(gathered, ranks, membership_);
   Decision decision;
-  bool have_been_blocked = are_all_blocked_;
-  for (int rank = 0; rank < channel_.size(); ++rank) {
-    Announcement announcement =
-        read_announcement(announcements[static_cast<size_t>(rank)], rank, channel_.size(), membership_);
-    if (announcement.is_leaving) decision.left.push_back(rank);
-    have_been_blocked &= announcement.has_been_blocked;
-    if (!announcement.whereabouts.empty()) ledger_.note_answer(rank, std::move(announcement.whereabouts));
-    for (const auto& [request, age_s] : announcement.requests) note(rank, request, now - age_s, decision);
-  }
+  decision.left = std::move(announcements.leaving);
+  for (auto& [rank, whereabouts] : announcements.whereabouts) ledger_.note_answer(rank, std::move(whereabouts));
+  for (const Announced& announced : announcements.requests) note(announced, now, decision);
   decision.tuning = std::exchange(proposal_, std::nullopt);
   decision.agreements = ledger_.take_agreed();
+  const bool have_been_blocked = are_all_blocked_ && announcements.have_been_blocked;
   if (decision.agreements.empty() && have_been_blocked) decision.agreements = ledger_.take_deadlocked();
   decision.question = ledger_.take_question(now);
   for (const std::string& warning : ledger_.take_warnings(now)) warn(warning);
@@ -387,21 +385,29 @@ Decision Coordinator::decide(const std::vector<Bytes>& announcements) {
 // A rank that has the same operation cached only sets its bit. The cache forgets it, so that all meet in the Ledger.
 // The same holds for what a joined rank cannot take part in, for all that a rank would take part in that has ended, and
 // for transfers that a rank asks for.
-void Coordinator::note(int rank, const Request& request, double since, Decision& decision) {
-  const Operation& operation = request.operation;
-  ledger_.announce(rank, request, since);
-  if (cache_.find(view_of(operation))) decision.evicted.push_back(key_of(operation));
-  const bool is_join = operation.kind == OpKind::join, is_end = operation.name == kEndName;
-  if (!is_join && !is_end && operation.kind != OpKind::find_sender) return;
-  if (is_join) decision.joined.push_back({operation.process_set, rank});
-  const auto can_go_on = [&](const Operation& cached) {
-    if (is_end) return !membership_.contains(cached.process_set, rank);
-    if (!is_join) return !is_sought_by(operation, cached);
-    return cached.process_set != operation.process_set || (Ledger::can_join(cached) && !cached.is_registered);
-  };
+void Coordinator::note(const Announced& announced, double now, Decision& decision) {
+  const Operation& operation = announced.request.operation;
+  ledger_.announce(announced.ranks, announced.request, now - announced.oldest_s, now - announced.youngest_s);
+  decision.evicted.resize(words_for(static_cast<size_t>(cache_.slot_count())));
+  if (const std::optional<int> slot = cache_.find(view_of(operation)))
+    set_bit(decision.evicted, static_cast<size_t>(*slot));
+  if (operation.kind == OpKind::join)
+    announced.ranks.for_each([&](int rank) { decision.joined.push_back({operation.process_set, rank}); });
+  else if (operation.name != kEndName && operation.kind != OpKind::find_sender)
+    return;
   for (int slot = 0; slot < cache_.slot_count(); ++slot)
-    if (cache_.has(slot) && !can_go_on(cache_.at(slot)->operation))
-      decision.evicted.push_back(key_of(cache_.at(slot)->operation));
+    if (cache_.has(slot) && !can_go_on(cache_.at(slot)->operation, announced))
+      set_bit(decision.evicted, static_cast<size_t>(slot));
+}
+
+// Whether its bit still means the same after a join, an end or a question.
+bool Coordinator::can_go_on(const Operation& cached, const Announced& announced) const {
+  const Operation& operation = announced.request.operation;
+  if (operation.kind == OpKind::find_sender) return !is_sought_by(operation, cached);
+  if (operation.kind == OpKind::join)
+    return cached.process_set != operation.process_set || (Ledger::can_join(cached) && !cached.is_registered);
+  const std::vector<int>& members = membership_.ranks(cached.process_set);
+  return std::none_of(members.begin(), members.end(), [&](int rank) { return announced.ranks.contains(rank); });
 }
 
 // Returns what is pending here under the name of an operation; null if there is nothing. Rank 0 cannot have agreed on

@@ -243,8 +243,9 @@ class Coordinator {
   bool settle(double deadline);
   std::vector<AgreementPtr> apply_decision(Decision decision);
   Bytes announcement();
-  Decision decide(const std::vector<Bytes>& announcements);
-  void note(int rank, const Request& request, double since, Decision& decision);
+  Decision decide(const Gathered& gathered);
+  void note(const Announced& announced, double now, Decision& decision);
+  bool can_go_on(const Operation& cached, const Announced& announced) const;
   const Request* own_request(const Operation& operation) const;
   AgreementPtr apply(Agreement agreement);
   void remember(const AgreementPtr& agreement, RequestPtr own);

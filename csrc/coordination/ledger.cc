@@ -1,6 +1,7 @@
 #include "coordination/ledger.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -10,7 +11,9 @@
 namespace ringtrain {
 namespace {
 
-using Operations = std::map<int, const Operation*>;
+// How many groups of ranks a message names, and with how many variants a new request is compared: a name for which each
+// of N ranks has a request of its own costs N steps, not N times N.
+constexpr size_t kMostTold = 8, kMostCompared = 8;
 
 template <typename Value>
 bool fit(const Value& a, const Value& b, OpKind) {
@@ -33,23 +36,32 @@ bool fit(const Factors& a, const Factors& b, OpKind) { return a == b || factors_
 
 // Returns "" if all fit together, else what each group of ranks did, and the remedy.
 template <typename Value>
-std::string mismatch_in(const Field<Value>& field, const Operations& operations) {
+std::string mismatch_in(const Field<Value>& field, const std::vector<Variant>& variants) {
   if (!field.says) return "";
-  std::vector<std::pair<const Value*, std::vector<int>>> variants;
-  for (const auto& [rank, operation] : operations) {
-    const Value& value = operation->*field.member;
-    const auto same = std::find_if(variants.begin(), variants.end(), [&, kind = operation->kind](const auto& variant) {
-      return fit(*variant.first, value, kind);
+  struct Group {
+    const Value* value;
+    RankSet ranks;
+  };
+  std::vector<Group> groups;
+  RankSet others;
+  for (const auto& [request, ranks] : variants) {
+    const Value& value = request.operation.*field.member;
+    const auto same = std::find_if(groups.begin(), groups.end(), [&, kind = request.operation.kind](const Group& one) {
+      return fit(*one.value, value, kind);
     });
-    if (same == variants.end())
-      variants.push_back({&value, {rank}});
+    if (same != groups.end())
+      same->ranks.add(ranks);
+    else if (groups.size() < kMostTold)
+      groups.push_back({&value, ranks});
     else
-      same->second.push_back(rank);
+      others.add(ranks);
   }
-  if (variants.size() == 1) return "";
+  if (groups.size() == 1) return "";
+  std::sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.ranks < b.ranks; });
   std::string text;
-  for (const auto& [value, ranks] : variants)
+  for (const auto& [value, ranks] : groups)
     text += (text.empty() ? "" : ", ") + ranks_text(ranks) + " " + field.says(*value);
+  if (!others.empty()) text += ", " + ranks_text(others) + " something else again";
   return text + ". " + field.remedy;
 }
 
@@ -61,31 +73,17 @@ bool is_end(const Key& key) { return key.second == kEndName; }
 
 }  // namespace
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t first = 0; first < ranks.size();) {
-    size_t last = first;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    text += (first ? ", " : "") + std::to_string(ranks[first]);
-    if (last > first) text += "-" + std::to_string(ranks[last]);
-    first = last + 1;
-  }
-  return text;
-}
-
 bool are_alike(const Operation& agreed, const Operation& own) {
   return holds_for_all_fields(
       [&](const auto& field) { return !field.says || fit(agreed.*field.member, own.*field.member, agreed.kind); });
 }
 
-std::string find_mismatch(const std::map<int, Request>& requests) {
-  Operations operations;
-  for (const auto& [rank, request] : requests) operations[rank] = &request.operation;
+std::string find_mismatch(const std::vector<Variant>& variants) {
   std::string text;
   for_each_field([&](const auto& field) {
-    if (text.empty()) text = mismatch_in(field, operations);
+    if (text.empty()) text = mismatch_in(field, variants);
   });
-  return text.empty() ? text : title_of(requests.begin()->second) + ": " + text;
+  return text.empty() ? text : title_of(variants.front().request) + ": " + text;
 }
 
 Ledger::Ledger(const Membership& membership, const Limits& limits)
@@ -101,23 +99,22 @@ bool Ledger::can_join(const Operation& operation) {
   return operation.kind == OpKind::allreduce && ignores_zeros;
 }
 
-void Ledger::announce(int rank, const Request& request, double since) {
+void Ledger::announce(const RankSet& ranks, const Request& request, double first_s, double last_s) {
   const Operation& operation = request.operation;
   if (!membership_.has(operation.process_set)) return;  // removed meanwhile; the submitter was told
   const Key key = key_of(operation);
-  if (is_join(key) && has_joined(operation.process_set, rank))
-    throw invalid_from(rank, "a second join() before the first has ended");
   const auto it = entries_.try_emplace(key).first;
   Entry& entry = it->second;
-  if (entry.announced.empty()) {
-    entry.since = since;
-    entry.order = announcements_++;
-  }
-  entry.since = is_join(key) ? std::max(entry.since, since) : std::min(entry.since, since);
+  const bool is_first = entry.announced.empty();
+  if (is_first) entry.order = announcements_++;
+  add_variant(entry, ranks, request);
+  if (is_join(key))
+    entry.since = is_first ? last_s : std::max(entry.since, last_s);
+  else
+    entry.since = is_first ? first_s : std::min(entry.since, first_s);
   // Some member may use the set for as long as the job lasts, and nobody waits for its end.
   if (operation.kind == OpKind::close_process_set || is_end(key)) entry.since = kNever;
-  entry.announced[rank] = request;
-  entry.last = rank;
+  entry.last = ranks.last();
   changed_.insert(key);
   reschedule(it->first, entry);
   keep_address(it->first, entry);
@@ -127,6 +124,22 @@ void Ledger::announce(int rank, const Request& request, double since) {
   }
   if (is_end(key))
     for (const auto& [other, waiting] : entries_) changed_.insert(other);
+}
+
+void Ledger::add_variant(Entry& entry, const RankSet& ranks, const Request& request) {
+  ranks.for_each([&](int rank) {
+    if (entry.announced.contains(rank)) throw invalid_from(rank, title_of(request) + " a second time before its end");
+  });
+  const size_t compared = std::min(kMostCompared, entry.variants.size());
+  const auto same = std::find_if(entry.variants.end() - static_cast<std::ptrdiff_t>(compared), entry.variants.end(),
+                                 [&](const Variant& one) { return one.request == request; });
+  const auto index = static_cast<size_t>(same - entry.variants.begin());
+  if (same == entry.variants.end())
+    entry.variants.push_back({request, ranks});
+  else
+    same->ranks.add(ranks);
+  if (entry.announced.empty() || ranks.first() < entry.announced.first()) entry.first = index;
+  entry.announced.add(ranks);
 }
 
 void Ledger::note_change_of(int process_set) {
@@ -150,7 +163,7 @@ void Ledger::keep_address(const Key& key, Entry& entry) {
   if (operation.kind == OpKind::find_sender) {
     entry.address = {operation.process_set, numbers[0], numbers[1]};
     arrivals_[*entry.address].questions.insert(&key);
-  } else if (operation.kind == OpKind::transfer && entry.announced.count(static_cast<int>(numbers[1])) == 0) {
+  } else if (operation.kind == OpKind::transfer && !entry.announced.contains(static_cast<int>(numbers[1]))) {
     entry.address = {operation.process_set, numbers[1], numbers[2]};
     Arrivals& arrivals = arrivals_[*entry.address];
     arrivals.transfers[entry.order] = &entry;
@@ -176,7 +189,7 @@ Ledger::Entries::iterator Ledger::erase(Entries::iterator it) {
 
 bool Ledger::has_joined(int process_set, int rank) const {
   const auto join = entries_.find({process_set, kJoinName});
-  return join != entries_.end() && join->second.announced.count(rank) != 0;
+  return join != entries_.end() && join->second.announced.contains(rank);
 }
 
 void Ledger::note_progress(int process_set, double now) {
@@ -190,9 +203,10 @@ void Ledger::note_progress(int process_set, double now) {
   }
 }
 
-std::vector<int> Ledger::members_of(const Entry& entry) const {
+const std::vector<int>& Ledger::members_of(const Entry& entry, std::vector<int>& own) const {
   const Operation& operation = first_of(entry);
-  return is_of_participants(operation.kind) ? participants_of(operation) : membership_.ranks(operation.process_set);
+  if (!is_of_participants(operation.kind)) return membership_.ranks(operation.process_set);
+  return own = participants_of(operation);
 }
 
 const Ledger::Entry* Ledger::find_transfer(const Operation& question) const {
@@ -208,19 +222,25 @@ bool Ledger::is_sought(const Operation& transfer) const {
 bool Ledger::is_complete(const Key& key, const Entry& entry) const {
   const Operation& operation = first_of(entry);
   if (operation.kind == OpKind::find_sender && !find_transfer(operation)) return false;
-  const std::vector<int> members = members_of(entry);
-  return std::all_of(members.begin(), members.end(),
-                     [&](int rank) { return entry.announced.count(rank) || has_joined(key.first, rank); });
+  std::vector<int> own;
+  const std::vector<int>& members = members_of(entry, own);
+  const auto join = entries_.find({key.first, kJoinName});
+  const bool is_of_set = !is_of_participants(operation.kind);  // then no other ranks announce it
+  if (is_of_set && join == entries_.end()) return entry.announced.size() == members.size();
+  return std::all_of(members.begin(), members.end(), [&](int rank) {
+    return entry.announced.contains(rank) || (join != entries_.end() && join->second.announced.contains(rank));
+  });
 }
 
-std::vector<int> Ledger::ended_members(const Key& key, const Entry& entry) const {
+RankSet Ledger::ended_members(const Key& key, const Entry& entry) const {
+  RankSet ended;
   const auto end = entries_.find({kWorld, kEndName});
-  if (end == entries_.end() || is_end(key)) return {};
-  std::vector<int> ended;
+  if (end == entries_.end() || is_end(key)) return ended;
   const OpKind kind = first_of(entry).kind;
   if (kind == OpKind::close_process_set || kind == OpKind::find_sender) return ended;
-  for (const int rank : missing(key, entry))
-    if (end->second.announced.count(rank)) ended.push_back(rank);
+  missing(key, entry).for_each([&](int rank) {
+    if (end->second.announced.contains(rank)) ended.add(rank);
+  });
   return ended;
 }
 
@@ -230,7 +250,7 @@ std::vector<Agreement> Ledger::take_agreed() {
   for (const Key& key : changed_) {
     const auto it = entries_.find(key);
     if (it == entries_.end()) continue;
-    if (const std::vector<int> ended = ended_members(key, it->second); !ended.empty()) {
+    if (const RankSet ended = ended_members(key, it->second); !ended.empty()) {
       complete.emplace_back(it->second.order, refuse(it->second, ended));
       erase(it);
       continue;
@@ -256,18 +276,19 @@ std::vector<Agreement> Ledger::take_agreed() {
 
 Agreement Ledger::agree(const Entry& entry) const {
   Agreement agreement;
-  const Request& first = entry.announced.begin()->second;
+  const Request& first = request_of(entry);
   agreement.operation = first.operation;
   agreement.priority = first.priority;
   const Operation& operation = agreement.operation;
-  const std::vector<int> members = members_of(entry);
-  std::vector<int> joined;
+  std::vector<int> own;
+  const std::vector<int>& members = members_of(entry, own);
+  RankSet joined;
   for (const int rank : members)
-    if (!entry.announced.count(rank)) joined.push_back(rank);
+    if (!entry.announced.contains(rank)) joined.add(rank);
 
-  agreement.joined = joined;
+  joined.for_each([&](int rank) { agreement.joined.push_back(rank); });
   agreement.message = members.size() > 1 ? unordered_text(entry) : "";
-  if (agreement.message.empty()) agreement.message = find_mismatch(entry.announced);
+  if (agreement.message.empty()) agreement.message = find_mismatch(entry.variants);
   if (agreement.message.empty() && !joined.empty() && !can_join(operation))
     agreement.message =
         title_of(first) + ": " + ranks_text(joined) +
@@ -277,102 +298,108 @@ Agreement Ledger::agree(const Entry& entry) const {
     agreement.error = ErrorKind::mismatch;
     return agreement;
   }
-  if (operation.kind == OpKind::find_sender)
-    agreement.result = find_transfer(operation)->announced.begin()->second.operation.numbers[0];
+  if (operation.kind == OpKind::find_sender) agreement.result = first_of(*find_transfer(operation)).numbers[0];
   agreement.is_sought = operation.kind == OpKind::transfer && is_sought(operation);
   agreement.operation.is_registered =
-      joined.empty() && std::all_of(entry.announced.begin(), entry.announced.end(),
-                                    [](const auto& announced) { return announced.second.operation.is_registered; });
-  if (operation.kind != OpKind::allgather) return agreement;
-  for (size_t tensor = 0; tensor < operation.tensors.size(); ++tensor) {
-    std::vector<int64_t>& rows = agreement.rows.emplace_back();
-    for (const int rank : members) rows.push_back(entry.announced.at(rank).operation.tensors[tensor].shape[0]);
-  }
+      joined.empty() && std::all_of(entry.variants.begin(), entry.variants.end(),
+                                    [](const Variant& one) { return one.request.operation.is_registered; });
+  if (operation.kind == OpKind::allgather) agreement.rows = rows_of(entry, members);
   return agreement;
+}
+
+std::vector<std::vector<int64_t>> Ledger::rows_of(const Entry& entry, const std::vector<int>& members) {
+  std::vector<std::pair<int, const Operation*>> by_rank;
+  for (const auto& [request, ranks] : entry.variants)
+    ranks.for_each([&, operation = &request.operation](int rank) { by_rank.emplace_back(rank, operation); });
+  std::sort(by_rank.begin(), by_rank.end());
+  std::vector<std::vector<int64_t>> rows(first_of(entry).tensors.size(), std::vector<int64_t>(members.size()));
+  for (size_t place = 0; place < members.size(); ++place)
+    for (size_t tensor = 0; tensor < rows.size(); ++tensor)
+      rows[tensor][place] = by_rank[place].second->tensors[tensor].shape[0];
+  return rows;
 }
 
 Agreement Ledger::agree_on_join(const Entry& entry) {
   Agreement agreement;
   agreement.operation = first_of(entry);
   agreement.result = entry.last;
-  for (const auto& [rank, request] : entry.announced)
+  for (const auto& [request, ranks] : entry.variants)
     agreement.unnamed = std::max(agreement.unnamed, request.operation.numbers[0]);
   return agreement;
 }
 
-Agreement Ledger::refuse(const Entry& entry, const std::vector<int>& ended) {
+Agreement Ledger::refuse(const Entry& entry, const RankSet& ended) {
   Agreement agreement;
   agreement.operation = first_of(entry);
   agreement.error = ErrorKind::shut_down;
   agreement.message =
-      title_of(entry.announced.begin()->second) + ": " + ranks_text(ended) +
+      title_of(request_of(entry)) + ": " + ranks_text(ended) +
       " will never submit it: the script has ended there, or has called shutdown(). Do the ranks have "
       "different numbers of batches? JAX's own sharding needs the same number on all ranks: drop the last "
       "batches, or pad them.";
   return agreement;
 }
 
-std::vector<int> Ledger::ranks_of(const Entry& entry) {
-  std::vector<int> ranks;
-  for (const auto& [rank, request] : entry.announced) ranks.push_back(rank);
-  return ranks;
-}
-
-std::vector<int> Ledger::missing(const Key& key, const Entry& entry) const {
-  std::vector<int> ranks;
+RankSet Ledger::missing(const Key& key, const Entry& entry) const {
+  RankSet ranks;
+  std::vector<int> own;
   // Any other rank of the set could send something.
   const bool is_question = first_of(entry).kind == OpKind::find_sender;
-  for (const int rank : is_question ? membership_.ranks(key.first) : members_of(entry))
-    if (!entry.announced.count(rank) && !has_joined(key.first, rank)) ranks.push_back(rank);
+  for (const int rank : is_question ? membership_.ranks(key.first) : members_of(entry, own))
+    if (!entry.announced.contains(rank) && !has_joined(key.first, rank)) ranks.add(rank);
   return ranks;
 }
 
 std::string Ledger::describe(const Key& key, const Entry& entry, double now) const {
-  const std::vector<int> ready = ranks_of(entry);
-  const std::string head = title_of(entry.announced.begin()->second) + ": waited " +
-                           std::to_string(static_cast<int>(now - entry.since)) + " s";
+  const RankSet& ready = entry.announced;
+  const std::string head =
+      title_of(request_of(entry)) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s";
   const std::string absent = missing_text(missing(key, entry));
   if (is_join(key))
     return head + " since the last operation. " + ranks_text(ready) + " joined" + sites_text(entry) + ", " + absent +
            ". Is a rank stuck in something else?";
   return head + ". " + ranks_text(ready) + " submitted it" + sites_text(entry) + ", " + absent +
          ". Do all ranks run the same operations, or is a rank stuck in something else?" +
-         (ready == std::vector<int>{0} ? " Is it under `if rank() == 0`?" : "");
+         (ready.last() == 0 ? " Is it under `if rank() == 0`?" : "");
 }
 
 // "rank 1 did not: it is in load() at train.py:17", or "ranks 1-3 did not: rank 1 is in ..., rank 2 is at ...".
-std::string Ledger::missing_text(const std::vector<int>& ranks) const {
+std::string Ledger::missing_text(const RankSet& ranks) const {
   constexpr size_t kMost = 4;
   std::string text = ranks_text(ranks) + " did not";
   size_t told = 0;
-  for (const int rank : ranks) {
-    const auto answer = answers_.find(rank);
-    if (answer == answers_.end() || told == kMost) continue;
-    text += (told++ == 0 ? ": " : ", ") + (ranks.size() == 1 ? "it" : ranks_text({rank})) + " is " + answer->second;
-  }
+  ranks.for_each([&](int rank) {
+    const auto answer = told == kMost ? answers_.end() : answers_.find(rank);
+    if (answer == answers_.end()) return;
+    text += (told++ == 0 ? ": " : ", ") + (ranks.size() == 1 ? "it" : "rank " + std::to_string(rank)) + " is " +
+            answer->second;
+  });
   return text;
 }
 
 // Returns "" unless ranks have submitted the operation from one of several threads, whose order is not defined.
 std::string Ledger::unordered_text(const Entry& entry) {
-  std::vector<int> ranks;
-  for (const auto& [rank, request] : entry.announced)
-    if (request.is_unordered) ranks.push_back(rank);
-  if (ranks.empty()) return "";
-  return title_of(entry.announced.begin()->second) + ": " + ranks_text(ranks) + " submitted it" + sites_text(entry) +
+  RankSet unordered;
+  for (const auto& [request, ranks] : entry.variants)
+    if (request.is_unordered) unordered.add(ranks);
+  if (unordered.empty()) return "";
+  return title_of(request_of(entry)) + ": " + ranks_text(unordered) + " submitted it" + sites_text(entry) +
          " while another thread of the same rank waited for an operation without a name. Operations without a name are "
          "matched by their order, which threads do not keep: give each operation a name that is the same on all ranks.";
 }
 
 // Returns " (at train.py:31)", or which ranks submitted the operation where; "" if no rank knows.
 std::string Ledger::sites_text(const Entry& entry) {
-  std::map<std::string, std::vector<int>> by_site;
-  for (const auto& [rank, request] : entry.announced)
-    if (request.site) by_site[*request.site].push_back(rank);
+  std::map<std::string, RankSet> by_site;
+  for (const auto& [request, ranks] : entry.variants)
+    if (request.site) by_site[*request.site].add(ranks);
   std::string text;
-  for (const auto& [site, ranks] : by_site)
+  size_t told = 0;
+  for (const auto& [site, ranks] : by_site) {
+    if (told++ == kMostTold) break;
     text += (text.empty() ? " (" : "; ") + (by_site.size() > 1 ? ranks_text(ranks) + " " : "") + "at " + site;
-  return text.empty() ? text : text + ")";
+  }
+  return text.empty() ? text : text + (by_site.size() > kMostTold ? "; and elsewhere)" : ")");
 }
 
 // Asked once before the warning and once before the error.
@@ -388,13 +415,15 @@ double Ledger::next_warning(const Entry& entry) const {
 }
 
 void Ledger::note_answer(int rank, std::string whereabouts) {
-  answered_.insert(rank);
+  answered_.add(rank);
   has_new_answers_ = true;
   answers_[rank] = std::move(whereabouts);
 }
 
-bool Ledger::have_answered(const std::vector<int>& ranks) const {
-  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return answered_.count(rank) != 0; });
+bool Ledger::have_answered(const RankSet& ranks) const {
+  bool have_all = true;
+  ranks.for_each([&](int rank) { have_all &= answered_.contains(rank); });
+  return have_all;
 }
 
 // Entries that become due while a question is open share the question.
@@ -404,9 +433,9 @@ std::string Ledger::take_question(double now) {
   for (auto& [key, entry] : entries_) {
     if (is_new(entry) || now < next_question(entry)) continue;
     if (question.empty() && now >= question_s_ + answer_s_) {
-      question = title_of(entry.announced.begin()->second) + " waits for " + ranks_text(missing(key, entry));
+      question = title_of(request_of(entry)) + " waits for " + ranks_text(missing(key, entry));
       question_s_ = now;
-      answered_.clear();
+      answered_ = {};
     }
     if (entry.questions++ == 0) entry.asked_s = question_s_;
     reschedule(key, entry);
@@ -416,7 +445,7 @@ std::string Ledger::take_question(double now) {
 
 std::vector<std::string> Ledger::take_warnings(double now) {
   if (!std::exchange(has_new_answers_, false) && now < next_deadline()) return {};
-  std::map<std::vector<int>, std::vector<Entries::iterator>> groups;  // by the ranks that are waited for
+  std::map<RankSet, std::vector<Entries::iterator>> groups;  // by the ranks that are waited for
   for (auto it = entries_.begin(); it != entries_.end(); ++it)
     if (!is_new(it->second)) groups[missing(it->first, it->second)].push_back(it);
   std::vector<std::string> warnings;
@@ -453,7 +482,7 @@ std::vector<Agreement> Ledger::take_stalled(double now) {
       continue;
     }
     Agreement& agreement = agreements.emplace_back();
-    agreement.operation = it->second.announced.begin()->second.operation;
+    agreement.operation = first_of(it->second);
     agreement.error = ErrorKind::stalled;
     agreement.message = describe(it->first, it->second, now);
     it = erase(it);
@@ -478,7 +507,7 @@ std::vector<Agreement> Ledger::take_deadlocked() {
 Ledger::Groups Ledger::groups_of_ranks() const {
   Groups groups;
   for (auto it = entries_.begin(); it != entries_.end(); ++it)
-    if (!is_join(it->first)) groups[ranks_of(it->second)].push_back(it);
+    if (!is_join(it->first)) groups[it->second.announced].push_back(it);
   for (auto& [ranks, group] : groups)
     std::sort(group.begin(), group.end(),
               [](const auto& a, const auto& b) { return a->second.order < b->second.order; });
@@ -486,20 +515,18 @@ Ledger::Groups Ledger::groups_of_ranks() const {
 }
 
 std::string Ledger::describe_deadlock() const {
-  constexpr size_t kMost = 8;
   const Groups groups = groups_of_ranks();
   std::string text;
   size_t told = 0;
   for (const auto& [ranks, group] : groups) {
     const Entry& first = group.front()->second;
-    if (++told > kMost) continue;
-    text += (text.empty() ? "" : "; ") + ranks_text(ranks) + " for " + title_of(first.announced.begin()->second) +
-            sites_text(first);
+    if (++told > kMostTold) continue;
+    text += (text.empty() ? "" : "; ") + ranks_text(ranks) + " for " + title_of(request_of(first)) + sites_text(first);
     if (group.size() > 1) text += " and " + std::to_string(group.size() - 1) + " more operations";
   }
-  if (told > kMost) text += "; and others";
+  if (told > kMostTold) text += "; and others";
   for (const auto& [key, entry] : entries_)
-    if (is_join(key)) text += "; " + ranks_text(ranks_of(entry)) + " in join()";
+    if (is_join(key)) text += "; " + ranks_text(entry.announced) + " in join()";
   return "deadlock: every rank waits for an operation that another waiting rank has not submitted: " + text + ". " +
          deadlock_hint(groups);
 }
@@ -512,10 +539,10 @@ std::string Ledger::deadlock_hint(const Groups& groups) {
   const auto has_as_many = [&](const auto& group) { return group.second.size() == count; };
   if (count > 1 && std::all_of(groups.begin(), groups.end(), has_as_many))
     return "Do all ranks build the same model? The names of their operations differ.";
-  const auto of_rank_0 = groups.find({0});
+  const auto of_rank_0 = groups.find(RankSet({0, 0}));
   std::string hint = order;
   if (of_rank_0 != groups.end())
-    hint += " Is " + title_of(of_rank_0->second.front()->second.announced.at(0)) + " under `if rank() == 0`?";
+    hint += " Is " + title_of(request_of(of_rank_0->second.front()->second)) + " under `if rank() == 0`?";
   return hint +
          " Do they have different numbers of batches? In PyTorch put the loop into `with hvd.Join(optimizer):`, "
          "elsewhere call hvd.join() after it.";

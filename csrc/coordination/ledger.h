@@ -12,6 +12,9 @@
 // A join is an entry like any other, but for its age: an operation of its process set makes it pending again.
 // A rank that has announced the barrier kEndName submits nothing more. Operations that wait for that rank fail at once.
 //
+// An entry keeps a request once for all ranks that have announced the same, not for each: the first step of N ranks
+// with K operations, in one order, takes K requests, and N times K only where all of them differ.
+//
 // Tens of thousands of entries may be pending while the ranks go through as many rounds. So a round must not look at
 // all of them: what it asks for is kept in order beside the entries, and it looks at all only when one is due.
 #pragma once
@@ -28,17 +31,21 @@
 #include "coordination/membership.h"
 #include "coordination/operation.h"
 #include "coordination/plan.h"
+#include "coordination/rank_set.h"
 
 namespace ringtrain {
 
-// Compares the requests of one name, by rank. Returns "" if they fit together, else the message of the MismatchError.
-std::string find_mismatch(const std::map<int, Request>& requests);
+// A request, and the ranks that have announced the same.
+struct Variant {
+  Request request;
+  RankSet ranks;
+};
+
+// Compares the requests of one name. Returns "" if they fit together, else the message of the MismatchError.
+std::string find_mismatch(const std::vector<Variant>& variants);
 
 // Whether the agreed operation is the one that a rank asked for, except for fields that may differ between ranks.
 bool are_alike(const Operation& agreed, const Operation& own);
-
-// "rank 3", "ranks 0-2, 5"
-std::string ranks_text(const std::vector<int>& ranks);
 
 class Ledger {
  public:
@@ -51,8 +58,8 @@ class Ledger {
 
   // Called before the announcements of a round.
   void begin_round() { first_of_round_ = announcements_; }
-  // `since`: when the rank submitted it.
-  void announce(int rank, const Request& request, double since);
+  // `first_s`, `last_s`: when the first and the last of these ranks submitted it.
+  void announce(const RankSet& ranks, const Request& request, double first_s, double last_s);
   // Forgets a removed process set, and what was pending for it.
   void drop(int process_set);
 
@@ -90,10 +97,12 @@ class Ledger {
   // Where a transfer arrives: its process set, its destination and its tag.
   using Address = std::tuple<int32_t, int64_t, int64_t>;
   struct Entry {
-    std::map<int, Request> announced;  // by rank
-    double since = 0;                  // a join: when the last rank joined, or an operation was agreed on after that
+    std::vector<Variant> variants;
+    size_t first = 0;   // the variant of the lowest rank
+    RankSet announced;  // by these ranks, in any variant
+    double since = 0;   // a join: when the last rank joined, or an operation was agreed on after that
     uint64_t order = 0;
-    int last = 0;        // the rank that announced it last
+    int last = 0;        // a rank that announced it last
     int questions = 0;   // that were asked for it
     double asked_s = 0;  // for the first time
     bool is_told = false;
@@ -107,35 +116,38 @@ class Ledger {
     std::map<uint64_t, const Entry*> transfers;
   };
 
-  static const Operation& first_of(const Entry& entry) { return entry.announced.begin()->second.operation; }
+  static const Request& request_of(const Entry& entry) { return entry.variants[entry.first].request; }
+  static const Operation& first_of(const Entry& entry) { return request_of(entry).operation; }
+  static void add_variant(Entry& entry, const RankSet& ranks, const Request& request);
   void note_change_of(int process_set);
   // Called when an entry has changed.
   void reschedule(const Key& key, Entry& entry);
   void keep_address(const Key& key, Entry& entry);
   void forget_address(const Key& key, Entry& entry);
   Entries::iterator erase(Entries::iterator it);
-  std::vector<int> members_of(const Entry& entry) const;  // that have to announce it, ascending
+  // Those that have to announce it, ascending; made in `own` where they are not those of a process set.
+  const std::vector<int>& members_of(const Entry& entry, std::vector<int>& own) const;
   bool is_complete(const Key& key, const Entry& entry) const;
   // The transfer that its destination has not announced, the one announced first, to which a find_sender is the
   // question; null if there is none.
   const Entry* find_transfer(const Operation& question) const;
   bool is_sought(const Operation& transfer) const;  // by a find_sender
   bool has_joined(int process_set, int rank) const;
-  std::vector<int> ended_members(const Key& key, const Entry& entry) const;  // that will never announce it
+  RankSet ended_members(const Key& key, const Entry& entry) const;  // that will never announce it
   Agreement agree(const Entry& entry) const;
   static Agreement agree_on_join(const Entry& entry);
-  static Agreement refuse(const Entry& entry, const std::vector<int>& ended);
+  static std::vector<std::vector<int64_t>> rows_of(const Entry& entry, const std::vector<int>& members);
+  static Agreement refuse(const Entry& entry, const RankSet& ended);
   bool is_new(const Entry& entry) const { return entry.order >= first_of_round_; }
   double next_question(const Entry& entry) const;
   double next_warning(const Entry& entry) const;
-  bool have_answered(const std::vector<int>& ranks) const;
-  static std::vector<int> ranks_of(const Entry& entry);  // that have announced it, ascending
-  std::vector<int> missing(const Key& key, const Entry& entry) const;
+  bool have_answered(const RankSet& ranks) const;
+  RankSet missing(const Key& key, const Entry& entry) const;
   std::string describe(const Key& key, const Entry& entry, double now) const;
-  std::string missing_text(const std::vector<int>& ranks) const;
+  std::string missing_text(const RankSet& ranks) const;
   static std::string unordered_text(const Entry& entry);
   static std::string sites_text(const Entry& entry);
-  using Groups = std::map<std::vector<int>, std::vector<Entries::const_iterator>>;
+  using Groups = std::map<RankSet, std::vector<Entries::const_iterator>>;
   Groups groups_of_ranks() const;
   std::string describe_deadlock() const;
   static std::string deadlock_hint(const Groups& groups);
@@ -152,7 +164,7 @@ class Ledger {
   uint64_t announcements_ = 0;
   uint64_t first_of_round_ = 0;
   double question_s_;                   // when the ranks were asked last
-  std::set<int> answered_;              // ranks that have answered that question
+  RankSet answered_;                    // ranks that have answered that question
   std::map<int, std::string> answers_;  // the last one of each rank
 };
 

@@ -1,6 +1,8 @@
 #include "coordination/messages.h"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "coordination/ledger.h"
 #include "coordination/wire.h"
@@ -26,19 +28,6 @@ void require_rank(int rank, int world_size) {
   require(rank >= 0 && rank < world_size, "rank " + std::to_string(rank) + " does not exist");
 }
 
-std::vector<double> read_ages(Reader& reader, size_t requests) {
-  constexpr double kLongest_s = 1e9;
-  std::vector<double> ages;
-  while (ages.size() < requests) {
-    const auto age = reader.get<double>();
-    const auto count = reader.get<uint32_t>();
-    require(age >= 0 && age < kLongest_s, "an age is not a number of seconds");
-    require(count > 0 && count <= requests - ages.size(), "the ages do not match the requests");
-    ages.insert(ages.end(), count, age);
-  }
-  return ages;
-}
-
 void require_agreed_by_ranks(const Agreement& agreement, int world_size, const Membership& membership) {
   const Operation& operation = agreement.operation;
   const std::vector<int>& joined = agreement.joined;
@@ -61,6 +50,79 @@ void require_usable(const Tuning& tuning) {
     require(bytes >= kLeast && bytes <= kMost, "a size is " + std::to_string(bytes) + " bytes");
 }
 
+void require_may_announce(const Operation& operation, int rank, const Membership& membership) {
+  const int set = operation.process_set;
+  // A set that was removed meanwhile has no members any more.
+  require(!membership.has(set) || membership.contains(set, rank),
+          "the rank does not belong to process set " + std::to_string(set));
+  if (!is_of_participants(operation.kind)) return;
+  const std::vector<int> participants = participants_of(operation);
+  require(std::binary_search(participants.begin(), participants.end(), rank),
+          title_of(operation) + " is not for this rank");
+}
+
+// Reads one announcement after the other. A request within the bytes that are alike is one that was read before.
+class AnnouncementsReader {
+ public:
+  AnnouncementsReader(const std::vector<int>& ranks, const Membership& membership)
+      : ranks_(ranks), membership_(membership) {}
+
+  void read(const Bytes& message, size_t kind, size_t alike) {
+    if (kind == of_kind_.size()) of_kind_.emplace_back();
+    std::vector<Known>& requests = of_kind_[kind];
+    while (!requests.empty() && requests.back().end > alike) requests.pop_back();
+    const int rank = ranks_[place_++];
+    read_from(rank, "an announcement", [&] {
+      Reader reader(message, requests.empty() ? 0 : requests.back().end);
+      while (reader.get<bool>()) {
+        all_.requests.push_back({read_request(reader, static_cast<int>(ranks_.size())), {}, 0, kLongest_s});
+        requests.push_back({all_.requests.size() - 1, reader.bytes_read()});
+      }
+      if (reader.get<bool>()) all_.leaving.push_back(rank);
+      all_.have_been_blocked &= reader.get<bool>();
+      if (auto whereabouts = reader.get<std::string>(); !whereabouts.empty())
+        all_.whereabouts.emplace_back(rank, std::move(whereabouts));
+      read_ages(reader, requests, rank);
+      reader.require_end();
+    });
+  }
+
+  Announcements take() { return std::move(all_); }
+
+ private:
+  static constexpr double kLongest_s = 1e9;
+
+  struct Known {
+    size_t index;  // in all_.requests
+    size_t end;    // in the message, behind it
+  };
+
+  void read_ages(Reader& reader, const std::vector<Known>& requests, int rank) {
+    for (size_t i = 0; i < requests.size();) {
+      const auto age = reader.get<double>();
+      const auto count = reader.get<uint32_t>();
+      require(age >= 0 && age < kLongest_s, "an age is not a number of seconds");
+      require(count > 0 && count <= requests.size() - i, "the ages do not match the requests");
+      for (const size_t end = i + count; i < end; ++i) note(all_.requests[requests[i].index], rank, age);
+    }
+  }
+
+  void note(Announced& announced, int rank, double age) {
+    const Operation& operation = announced.request.operation;
+    if (operation.process_set != 0 || is_of_participants(operation.kind))
+      require_may_announce(operation, rank, membership_);
+    announced.ranks.add(rank);
+    announced.oldest_s = std::max(announced.oldest_s, age);
+    announced.youngest_s = std::min(announced.youngest_s, age);
+  }
+
+  const std::vector<int>& ranks_;
+  const Membership& membership_;
+  size_t place_ = 0;
+  std::vector<std::vector<Known>> of_kind_;  // the requests of the last announcement of each kind
+  Announcements all_;
+};
+
 }  // namespace
 
 void AnnouncementWriter::add(const Request& request, double age_s) {
@@ -82,41 +144,21 @@ Bytes AnnouncementWriter::take(bool is_leaving, bool has_been_blocked, const std
   return writer_.take();
 }
 
-Announcement read_announcement(const Bytes& bytes, int rank, int world_size, const Membership& membership) {
-  return read_from(rank, "an announcement", [&] {
-    Reader reader(bytes);
-    Announcement announcement;
-    while (reader.get<bool>()) {
-      announcement.requests.push_back({read_request(reader, world_size), 0});
-      // A set that was removed meanwhile has no members any more.
-      const int set = announcement.requests.back().request.operation.process_set;
-      require(!membership.has(set) || membership.contains(set, rank),
-              "the rank does not belong to process set " + std::to_string(set));
-      const Operation& operation = announcement.requests.back().request.operation;
-      const std::vector<int> participants = participants_of(operation);
-      require(!is_of_participants(operation.kind) || std::binary_search(participants.begin(), participants.end(), rank),
-              title_of(operation) + " is not for this rank");
-    }
-    reader.get(announcement.is_leaving);
-    reader.get(announcement.has_been_blocked);
-    reader.get(announcement.whereabouts);
-    const std::vector<double> ages = read_ages(reader, announcement.requests.size());
-    for (size_t i = 0; i < ages.size(); ++i) announcement.requests[i].age_s = ages[i];
-    reader.require_end();
-    return announcement;
-  });
+Announcements read_announcements(const Gathered& gathered, const std::vector<int>& ranks,
+                                 const Membership& membership) {
+  AnnouncementsReader reader(ranks, membership);
+  gathered.for_each([&](const Bytes& message, size_t kind, size_t alike) { reader.read(message, kind, alike); });
+  return reader.take();
 }
 
 Bytes to_bytes(const Decision& decision) {
   Writer writer;
-  writer.put(static_cast<uint32_t>(decision.evicted.size()));
-  for (const auto& [process_set, name] : decision.evicted) {
-    writer.put(process_set);
-    writer.put(name);
-  }
+  writer.put(decision.evicted);
   writer.put(decision.joined);
   writer.put(static_cast<uint32_t>(decision.agreements.size()));
-  for (const Agreement& agreement : decision.agreements) write(writer, agreement);
+  const Agreement none;
+  const Agreement* before = &none;
+  for (const Agreement& agreement : decision.agreements) write(writer, agreement, *std::exchange(before, &agreement));
   writer.put(decision.left);
   writer.put(decision.tuning.has_value());
   if (decision.tuning) writer.put(*decision.tuning);
@@ -128,15 +170,13 @@ Decision read_decision(const Bytes& bytes, int world_size, const Membership& mem
   return read_from(0, "a decision", [&] {
     Reader reader(bytes);
     Decision decision;
-    decision.evicted.resize(reader.get_count(sizeof(int32_t) + sizeof(uint64_t)));
-    for (auto& [process_set, name] : decision.evicted) {
-      reader.get(process_set);
-      reader.get(name);
-    }
+    reader.get(decision.evicted);
     reader.get(decision.joined);
     for (const Joined& joined : decision.joined) require_rank(joined.rank, world_size);
+    const Agreement none;
     for (auto count = reader.get_count(1); count > 0; --count) {
-      decision.agreements.push_back(read_agreement(reader, world_size));
+      const Agreement& before = decision.agreements.empty() ? none : decision.agreements.back();
+      decision.agreements.push_back(read_agreement(reader, world_size, before));
       require_agreed_by_ranks(decision.agreements.back(), world_size, membership);
     }
     reader.get(decision.left);

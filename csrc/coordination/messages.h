@@ -7,39 +7,50 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/options.h"
+#include "coordination/channel.h"
+#include "coordination/gathered.h"
 #include "coordination/membership.h"
 #include "coordination/plan.h"
+#include "coordination/rank_set.h"
 
 namespace ringtrain {
 
-struct Announced {
-  Request request;
-  double age_s;  // since the rank has submitted it
-};
-
-struct Announcement {
-  std::vector<Announced> requests;
-  bool is_leaving = false;
-  bool has_been_blocked = false;  // without a break since the round began
-  std::string whereabouts;        // the answer to the last question; empty: none
-};
-
-// First what is the same on most ranks, which travels once: see joined(). The ages are nearly always one.
+// Begins with the requests, which are the same on most ranks and so travel once: see Gathered. Ends with what differs.
+// The ages are nearly always one.
 class AnnouncementWriter {
  public:
+  // `age_s`: since the rank has submitted it.
   void add(const Request& request, double age_s);
+  // `has_been_blocked`: without a break since the round began. `whereabouts`: the answer to the last question; empty:
+  // none.
   Bytes take(bool is_leaving, bool has_been_blocked, const std::string& whereabouts);
 
  private:
   Writer writer_;
   std::vector<std::pair<double, uint32_t>> ages_;  // and for how many requests, one after the other
 };
-// Throws failure, naming `rank`, for what no rank of this version sends.
-Announcement read_announcement(const Bytes& bytes, int rank, int world_size, const Membership& membership);
+
+// A request that is the same on some ranks.
+struct Announced {
+  Request request;
+  RankSet ranks;
+  double oldest_s, youngest_s;  // ages
+};
+
+// The announcements of all ranks. N ranks that announce the same K requests are K entries, which are read once.
+struct Announcements {
+  std::vector<Announced> requests;
+  std::vector<int> leaving;
+  bool have_been_blocked = true;                         // all of them
+  std::vector<std::pair<int, std::string>> whereabouts;  // of ranks that have answered
+};
+// `ranks`: of each place in `gathered`. Throws failure, naming the rank, for what no rank of this version sends.
+Announcements read_announcements(const Gathered& gathered, const std::vector<int>& ranks, const Membership& membership);
 
 struct Joined {
   int32_t process_set, rank;
@@ -47,7 +58,7 @@ struct Joined {
 
 // The message from rank 0 to all.
 struct Decision {
-  std::vector<Key> evicted;
+  Words evicted;  // bits of slots of the cache, so that its size does not grow with the ranks
   std::vector<Joined> joined;
   std::vector<Agreement> agreements;
   std::vector<int> left;

@@ -23,6 +23,14 @@ bool Operation::operator==(const Operation& other) const {
   return holds_for_all_fields([&](const auto& field) { return this->*field.member == other.*field.member; });
 }
 
+bool Request::operator==(const Request& other) const {
+  const auto are_same = [](const std::shared_ptr<const std::string>& a, const std::shared_ptr<const std::string>& b) {
+    return a == b || (a && b && *a == *b);
+  };
+  return operation == other.operation && priority == other.priority && is_unordered == other.is_unordered &&
+         are_same(site, other.site) && are_same(title, other.title);
+}
+
 size_t Operation::bytes() const {
   size_t total = 0;
   for (const TensorSpec& tensor : tensors) total += tensor.bytes();

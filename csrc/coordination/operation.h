@@ -204,6 +204,8 @@ struct Request {
   // It has no name of the user, and was submitted while another thread of this rank waited for such a one: its place in
   // the order is chance. Fails on all ranks.
   bool is_unordered = false;
+
+  bool operator==(const Request& other) const;
 };
 using RequestPtr = std::shared_ptr<const Request>;
 

@@ -85,31 +85,39 @@ std::string title_of(const std::vector<AgreementPtr>& parts) {
 
 }  // namespace
 
-void write(Writer& writer, const Agreement& agreement) {
+void write(Writer& writer, const Agreement& agreement, const Agreement& before) {
   write(writer, agreement.operation);
   writer.put(agreement.priority);
   writer.put(agreement.error);
-  writer.put(agreement.message);
-  writer.put(static_cast<uint32_t>(agreement.rows.size()));
-  for (const auto& rows : agreement.rows) writer.put(rows);
   writer.put(agreement.result);
   writer.put(agreement.unnamed);
-  writer.put(agreement.joined);
   writer.put(agreement.is_sought);
+  writer.put(agreement.message == before.message);
+  if (agreement.message != before.message) writer.put(agreement.message);
+  writer.put(agreement.joined == before.joined);
+  if (agreement.joined != before.joined) writer.put(agreement.joined);
+  writer.put(agreement.rows == before.rows);
+  if (agreement.rows == before.rows) return;
+  writer.put(static_cast<uint32_t>(agreement.rows.size()));
+  for (const auto& rows : agreement.rows) writer.put(rows);
 }
 
-Agreement read_agreement(Reader& reader, int world_size) {
+Agreement read_agreement(Reader& reader, int world_size, const Agreement& before) {
   Agreement agreement;
   agreement.operation = read_operation(reader, world_size);
   reader.get(agreement.priority);
   reader.get_enum(agreement.error, kLastErrorKind, "kind of error");
-  reader.get(agreement.message);
-  agreement.rows.resize(reader.get_count(sizeof(uint64_t)));
-  for (auto& rows : agreement.rows) reader.get(rows);
   reader.get(agreement.result);
   reader.get(agreement.unnamed);
-  reader.get(agreement.joined);
   reader.get(agreement.is_sought);
+  agreement.message = reader.get<bool>() ? before.message : reader.get<std::string>();
+  agreement.joined = reader.get<bool>() ? before.joined : reader.get<std::vector<int>>();
+  if (reader.get<bool>()) {
+    agreement.rows = before.rows;
+  } else {
+    agreement.rows.resize(reader.get_count(sizeof(uint64_t)));
+    for (auto& rows : agreement.rows) reader.get(rows);
+  }
   require_rows(agreement);
   return agreement;
 }

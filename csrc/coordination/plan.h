@@ -30,9 +30,10 @@ struct Agreement {
 
 using AgreementPtr = std::shared_ptr<const Agreement>;
 
-void write(Writer& writer, const Agreement& agreement);
+// Without what is the same as of the one before, such as the ranks that have joined.
+void write(Writer& writer, const Agreement& agreement, const Agreement& before);
 // Throws as read_operation().
-Agreement read_agreement(Reader& reader, int world_size);
+Agreement read_agreement(Reader& reader, int world_size, const Agreement& before);
 
 // One or more agreements that are carried out as one operation. Shared with the coordinator, which remembers plans that
 // it makes again and again.

@@ -100,9 +100,9 @@ void ShmChannel::and_with_boards(Words& words, size_t first) {
 }
 
 // Each board carries the length of the whole message and the next part of it; all go on until the longest is through.
-std::optional<std::vector<Bytes>> ShmChannel::gather_until(double deadline, const Bytes& mine) {
+std::optional<std::vector<Bytes>> ShmChannel::exchange(double deadline, const Bytes& mine, int kept) {
   if (!gathering_) {
-    gathering_.emplace(Gathering{0, mine.size(), std::vector<Bytes>(static_cast<size_t>(size()))});
+    gathering_.emplace(Gathering{0, mine.size(), std::vector<Bytes>(static_cast<size_t>(kept))});
     publish_part(mine);
   }
   while (true) {
@@ -111,9 +111,9 @@ std::optional<std::vector<Bytes>> ShmChannel::gather_until(double deadline, cons
     if (gathering_->sent >= gathering_->longest) break;
     publish_part(mine);
   }
-  std::vector<Bytes> blobs = std::move(gathering_->blobs);
+  std::vector<Bytes> messages = std::move(gathering_->kept);
   gathering_.reset();
-  return blobs;
+  return messages;
 }
 
 void ShmChannel::publish_part(const Bytes& mine) {
@@ -132,23 +132,30 @@ void ShmChannel::read_parts() {
     uint64_t total;
     std::memcpy(&total, theirs, sizeof(total));
     gathering.longest = std::max<size_t>(gathering.longest, total);
-    if (gathering.sent >= total) continue;
+    const auto place = static_cast<size_t>(member);
+    if (gathering.sent >= total || place >= gathering.kept.size()) continue;
     const char* first = theirs + sizeof(total);
-    Bytes& blob = gathering.blobs[static_cast<size_t>(member)];
-    blob.insert(blob.end(), first, first + std::min<size_t>(part_bytes(), total - gathering.sent));
+    Bytes& message = gathering.kept[place];
+    message.insert(message.end(), first, first + std::min<size_t>(part_bytes(), total - gathering.sent));
   }
   gathering.sent += part_bytes();
 }
 
-std::optional<Bytes> ShmChannel::broadcast_until(double deadline, const Bytes& mine) {
-  std::optional<std::vector<Bytes>> blobs = gather_until(deadline, rank() == 0 ? mine : Bytes());
-  if (!blobs) return std::nullopt;
-  return std::move(blobs->front());
+std::optional<Gathered> ShmChannel::gather_until(double deadline, const Bytes& mine) {
+  const std::optional<std::vector<Bytes>> messages = exchange(deadline, mine, rank() == 0 ? size() : 0);
+  if (!messages) return std::nullopt;
+  Gathered gathered;
+  for (const Bytes& message : *messages) gathered.add(message);
+  return gathered;
 }
 
-std::vector<Bytes> ShmChannel::gather(const Bytes& mine) {
-  return *gather_until(std::numeric_limits<double>::infinity(), mine);
+std::optional<Bytes> ShmChannel::broadcast_until(double deadline, const Bytes& mine) {
+  std::optional<std::vector<Bytes>> messages = exchange(deadline, rank() == 0 ? mine : Bytes(), 1);
+  if (!messages) return std::nullopt;
+  return std::move(messages->front());
 }
+
+Gathered ShmChannel::gather(const Bytes& mine) { return *gather_until(std::numeric_limits<double>::infinity(), mine); }
 
 Bytes ShmChannel::broadcast(const Bytes& mine) {
   return *broadcast_until(std::numeric_limits<double>::infinity(), mine);

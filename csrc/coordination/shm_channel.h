@@ -22,9 +22,9 @@ class ShmChannel final : public Channel {
   bool keeps_deadlines() const override { return true; }
   void put_value(const SmallValue& value) override { value_ = value; }
   const SmallValue* value_of(int rank) override;
-  std::vector<Bytes> gather(const Bytes& mine) override;
+  Gathered gather(const Bytes& mine) override;
   Bytes broadcast(const Bytes& mine) override;
-  std::optional<std::vector<Bytes>> gather_until(double deadline, const Bytes& mine) override;
+  std::optional<Gathered> gather_until(double deadline, const Bytes& mine) override;
   std::optional<Bytes> broadcast_until(double deadline, const Bytes& mine) override;
 
   bool is_called() override;
@@ -43,6 +43,8 @@ class ShmChannel final : public Channel {
   size_t part_bytes() const { return node_.board_bytes() - sizeof(uint64_t); }
   void publish_words(const Words& words, size_t first);
   void and_with_boards(Words& words, size_t first);
+  // The messages of the first `kept` members: all go through the same exchanges, and read no more than they need.
+  std::optional<std::vector<Bytes>> exchange(double deadline, const Bytes& mine, int kept);
   void publish_part(const Bytes& mine);
   void read_parts();
 
@@ -57,7 +59,7 @@ class ShmChannel final : public Channel {
   // A message in parts, of which the one that begins at `sent` has been published.
   struct Gathering {
     size_t sent = 0, longest = 0;
-    std::vector<Bytes> blobs;
+    std::vector<Bytes> kept;
   };
   std::optional<Gathering> gathering_;  // which the others have not come to yet
   size_t first_word_ = 0;               // of the part of a long row that has been published

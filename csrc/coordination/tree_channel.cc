@@ -5,40 +5,10 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 namespace ringtrain {
-
-Bytes joined(const std::vector<Bytes>& blobs) {
-  Writer writer;
-  writer.put(static_cast<uint64_t>(blobs.size()));
-  Bytes before;
-  for (const Bytes& blob : blobs) {
-    const auto differs = std::mismatch(blob.begin(), blob.end(), before.begin(), before.end()).first;
-    writer.put(static_cast<uint64_t>(differs - blob.begin()));
-    writer.put(Bytes(differs, blob.end()));
-    before = blob;
-  }
-  return writer.take();
-}
-
-std::vector<Bytes> separated(const Bytes& message, size_t count) {
-  Reader reader(message);
-  std::vector<Bytes> blobs;
-  Bytes before;
-  if (reader.get<uint64_t>() != count)
-    throw failure("a message between ranks does not have " + std::to_string(count) + " parts");
-  while (blobs.size() < count) {
-    const auto alike = reader.get<uint64_t>();
-    if (alike > before.size()) throw failure("a message between ranks does not fit the one before it");
-    before.resize(alike);
-    const auto rest = reader.get<Bytes>();
-    before.insert(before.end(), rest.begin(), rest.end());
-    blobs.push_back(before);
-  }
-  reader.require_end();
-  return blobs;
-}
 
 void TreeChannel::begin_and(const Words&) {
   ++round_;
@@ -118,25 +88,25 @@ bool TreeChannel::is_called() {
   return called_for_ > round_ || wire_.has_arrived(Tag::bits);
 }
 
-std::vector<Bytes> TreeChannel::gather(const Bytes& mine) {
-  // A subtree's message is the blobs of its ranks, which are consecutive, in order.
-  std::vector<Bytes> blobs = {mine};
+// A subtree's message is those of its ranks, which are consecutive, in order.
+Gathered TreeChannel::gather(Gathered mine) {
   for (int distance = 1; distance < size(); distance *= 2) {
     if (rank() & distance) {
-      wire_.send(rank() - distance, Tag::gather, joined(blobs));
+      wire_.send(rank() - distance, Tag::gather, mine.bytes());
       return {};
     }
-    if (rank() + distance >= size()) continue;
-    const int other = rank() + distance, count = std::min(distance, size() - other);
-    for (Bytes& blob : received_blobs(other, static_cast<size_t>(count))) blobs.push_back(std::move(blob));
+    const int other = rank() + distance;
+    if (other < size()) receive_gathered(other, std::min(distance, size() - other), mine);
   }
-  return blobs;
+  return mine;
 }
 
-std::vector<Bytes> TreeChannel::received_blobs(int from, size_t count) {
-  const Bytes message = wire_.receive(from, Tag::gather);
+// From a subtree of so many ranks.
+void TreeChannel::receive_gathered(int from, int ranks, Gathered& gathered) {
+  const Bytes bytes = wire_.receive(from, Tag::gather);
+  const auto first = messages_.begin() + from;
   try {
-    return separated(message, count);
+    gathered.append(bytes, std::accumulate(first, first + ranks, size_t{0}));
   } catch (const Error& error) {
     throw invalid_from(wire_.rank_of_world(from), std::string("announcements that are invalid: ") + error.what());
   }
@@ -151,16 +121,15 @@ Bytes TreeChannel::broadcast(const Bytes& mine) {
   return bytes;
 }
 
-NodeChannel::NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<Channel> cross,
-                         std::vector<std::vector<int>> ranks_of_node)
-    : Channel(rank, size),
-      node_(std::move(node)),
-      cross_(std::move(cross)),
-      ranks_of_node_(std::move(ranks_of_node)),
-      node_of_rank_(static_cast<size_t>(size)) {
-  for (size_t node_number = 0; node_number < ranks_of_node_.size(); ++node_number)
-    for (const int member : ranks_of_node_[node_number])
+NodeChannel::NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<TreeChannel> cross,
+                         const std::vector<std::vector<int>>& ranks_of_node)
+    : Channel(rank, size), node_(std::move(node)), cross_(std::move(cross)), node_of_rank_(static_cast<size_t>(size)) {
+  for (size_t node_number = 0; node_number < ranks_of_node.size(); ++node_number) {
+    for (const int member : ranks_of_node[node_number]) {
       node_of_rank_[static_cast<size_t>(member)] = static_cast<int>(node_number);
+      ranks_.push_back(member);
+    }
+  }
 }
 
 bool NodeChannel::finish_and(Words& words, double deadline) {
@@ -186,18 +155,9 @@ std::optional<Reach> NodeChannel::finish_and_somewhere(Words& words, double, con
   return Reach::world;
 }
 
-std::vector<Bytes> NodeChannel::gather(const Bytes& mine) {
-  const std::vector<Bytes> of_node = node_->gather(mine);
-  if (!cross_) return {};
-  const std::vector<Bytes> of_nodes = cross_->gather(joined(of_node));
-  if (of_nodes.empty()) return {};
-  std::vector<Bytes> blobs(static_cast<size_t>(size()));
-  for (size_t node = 0; node < of_nodes.size(); ++node) {
-    std::vector<Bytes> of_one = separated(of_nodes[node], ranks_of_node_[node].size());
-    for (size_t place = 0; place < of_one.size(); ++place)
-      blobs[ranks_of_node_[node][place]] = std::move(of_one[place]);
-  }
-  return blobs;
+Gathered NodeChannel::gather(const Bytes& mine) {
+  Gathered of_node = node_->gather(mine);
+  return cross_ ? cross_->gather(std::move(of_node)) : Gathered();
 }
 
 Bytes NodeChannel::broadcast(const Bytes& mine) { return node_->broadcast(cross_ ? cross_->broadcast(mine) : Bytes()); }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -18,23 +19,19 @@
 
 namespace ringtrain {
 
-// Messages of several ranks in one: of each the part in which it differs from the one before.
-//
-// In the first step of a training all ranks announce the same gradients, so the message grows by a few bytes a rank.
-
-Bytes joined(const std::vector<Bytes>& blobs);
-// Throws failure unless there are so many.
-std::vector<Bytes> separated(const Bytes& message, size_t count);
-
 class TreeChannel final : public Channel {
  public:
   // `patience_s`: how long to wait for the others to come to a round by themselves before they are called; infinity
   // where they surely come. `carries_values`: if there are few ranks; the same on all ranks.
   TreeChannel(Wire& wire, double patience_s, bool carries_values)
+      : TreeChannel(wire, patience_s, carries_values, std::vector<size_t>(static_cast<size_t>(wire.size()), 1)) {}
+  // `messages`: how many messages each rank gives to gather(Gathered).
+  TreeChannel(Wire& wire, double patience_s, bool carries_values, std::vector<size_t> messages)
       : Channel(wire.rank(), wire.size()),
         wire_(wire),
         patience_s_(patience_s),
-        values_(carries_values && size() <= kMostWithValues ? static_cast<size_t>(size()) : 0) {}
+        values_(carries_values && size() <= kMostWithValues ? static_cast<size_t>(size()) : 0),
+        messages_(std::move(messages)) {}
 
   void begin_and(const Words&) override;
   bool finish_and(Words& words, double deadline) override;
@@ -42,7 +39,9 @@ class TreeChannel final : public Channel {
   const SmallValue* value_of(int rank) override {
     return values_.empty() ? nullptr : &values_[static_cast<size_t>(rank)];
   }
-  std::vector<Bytes> gather(const Bytes& mine) override;
+  Gathered gather(const Bytes& mine) override { return gather(Gathered(mine)); }
+  // The same where each rank has gathered some before, such as those of its node.
+  Gathered gather(Gathered mine);
   Bytes broadcast(const Bytes& mine) override;
   bool is_called() override;
 
@@ -58,12 +57,13 @@ class TreeChannel final : public Channel {
   // A message of a round: words, and the values that are known.
   void send_round(int to, const Words& words);
   void receive_round(int from, Words& words);
-  std::vector<Bytes> received_blobs(int from, size_t count);
+  void receive_gathered(int from, int ranks, Gathered& gathered);
 
   Wire& wire_;
   const double patience_s_;
   SmallValue own_value_;
-  std::vector<SmallValue> values_;  // of each rank, as far as they are known in this round; empty if none travel
+  std::vector<SmallValue> values_;      // of each rank, as far as they are known in this round; empty if none travel
+  const std::vector<size_t> messages_;  // by rank
   Bytes message_;
   uint64_t round_ = 0;       // and_bits begun so far
   uint64_t called_for_ = 0;  // the latest one that somebody has called for
@@ -76,8 +76,8 @@ class NodeChannel final : public Channel {
  public:
   // `ranks_of_node[n]`: ranks of the world on node n, ascending; rank 0 is on node 0. `cross`: between the leaders, in
   // the order of nodes; null on all other ranks. It carries values only where each node has one rank.
-  NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<Channel> cross,
-              std::vector<std::vector<int>> ranks_of_node);
+  NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<TreeChannel> cross,
+              const std::vector<std::vector<int>>& ranks_of_node);
 
   void begin_and(const Words& words) override { node_->begin_and(words); }
   bool finish_and(Words& words, double deadline) override;
@@ -88,15 +88,16 @@ class NodeChannel final : public Channel {
   bool ends_on_nodes() const override { return true; }
   int node_of(int rank) const override { return node_of_rank_[static_cast<size_t>(rank)]; }
   std::optional<Reach> finish_and_somewhere(Words& words, double deadline, const MayEndOnNode& may_end) override;
-  std::vector<Bytes> gather(const Bytes& mine) override;
+  Gathered gather(const Bytes& mine) override;
+  int rank_at(size_t place) const override { return ranks_[place]; }
   Bytes broadcast(const Bytes& mine) override;
 
   bool is_called() override { return node_->is_called() || (cross_ && cross_->is_called()); }
 
  private:
   const std::unique_ptr<Channel> node_;
-  const std::unique_ptr<Channel> cross_;
-  const std::vector<std::vector<int>> ranks_of_node_;
+  const std::unique_ptr<TreeChannel> cross_;
+  std::vector<int> ranks_;  // node by node
   std::vector<int> node_of_rank_;
   bool was_across_ = false;  // the last exchange of bits, for this rank
 };

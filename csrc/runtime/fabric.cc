@@ -201,14 +201,18 @@ void Fabric::make_channel(const World& world) {
     channel_ = std::move(on_node);
     return;
   }
-  std::unique_ptr<Channel> cross;
+  std::unique_ptr<TreeChannel> cross;
   if (node_->index() == 0) {
     std::vector<int> leaders;
-    for (const auto& of_node : ranks) leaders.push_back(of_node.front());
+    std::vector<size_t> sizes;
+    for (const auto& of_node : ranks) {
+      leaders.push_back(of_node.front());
+      sizes.push_back(of_node.size());
+    }
     wire_ =
         std::make_unique<NetworkWire>(Endpoint(*network_, leaders, world.nodes[world.rank], kLeaderWireTag, &watch_));
     const bool is_alone_everywhere = leaders.size() == static_cast<size_t>(world.size());
-    cross = std::make_unique<TreeChannel>(*wire_, kPatience_s, is_alone_everywhere);
+    cross = std::make_unique<TreeChannel>(*wire_, kPatience_s, is_alone_everywhere, std::move(sizes));
   } else {
     wire_.reset();
   }

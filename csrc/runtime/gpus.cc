@@ -129,7 +129,7 @@ NcclId GpuGroups::agree_on_id(const Seat& seat) {
   if (is_first) own.id = NcclComm::new_id(*nccl_);
   Writer offer, all;
   if (is_first) offer.put(own);
-  for (const Bytes& bytes : fabric_.channel().gather(offer.take())) {
+  for (const Bytes& bytes : fabric_.channel().gather_by_rank(offer.take())) {
     Reader reader(bytes);
     if (!reader.at_end()) all.put(reader.get<Offer>());
   }
@@ -254,7 +254,7 @@ void Gpus::meet() {
   Writer own;
   own_facts().write_to(own);
   Writer all;
-  for (const Bytes& bytes : fabric_.channel().gather(own.take())) {
+  for (const Bytes& bytes : fabric_.channel().gather_by_rank(own.take())) {
     Reader reader(bytes);
     GpuFacts::read_from(reader).write_to(all);
   }

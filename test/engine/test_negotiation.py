@@ -128,6 +128,35 @@ def test_equal_announcements_travel_once():
     assert bytes_of_first_step(64) < 7 * bytes_of_first_step(2)
 
 
+def bytes_of(simulation, *rounds):
+    """Of the busiest rank in these rounds."""
+    before = simulation.bytes_handled()
+    for fresh in rounds:
+        simulation.round(fresh)
+    return max(after - early for after, early in zip(simulation.bytes_handled(), before, strict=True))
+
+
+@pytest.mark.parametrize("size", [64, 512])
+def test_an_end_a_join_and_a_deadlock_say_at_most_twice_what_a_first_step_says(size):
+    def learned():
+        simulation = Simulation(size, stall_warning_s=60)
+        step = everybody(size, *[gradient(f"gradient{i}") for i in range(161)])
+        return simulation, step, bytes_of(simulation, step)
+
+    simulation, step, first = learned()
+    assert bytes_of(simulation, everybody(size, Request(OpKind.BARRIER, "<end>"))) < 2 * first
+    # half of the ranks join, and the others go on
+    simulation, step, first = learned()
+    joining = [[join()] if rank % 2 else step[rank] for rank in range(size)]
+    assert bytes_of(simulation, joining, everybody(size)) < 2 * first
+    # each rank waits for half of the gradients, of which the others have submitted the other half
+    simulation, step, first = learned()
+    simulation.round([of_rank[: len(of_rank) // 2] if rank % 2 else of_rank[80:] for rank, of_rank in enumerate(step)])
+    say_blocked(simulation, *range(size))
+    simulation.pass_time(BLOCKED_S)
+    assert bytes_of(simulation, everybody(size), everybody(size)) < 2 * first
+
+
 @pytest.mark.parametrize("size", [2, 64, 1000])
 def test_no_rank_handles_more_than_a_logarithm_of_messages(size):
     simulation = Simulation(size)

@@ -41,7 +41,7 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         ("main.cc", "fibres.cc", "negotiation.cc"),
         (
             *(f"coordination/{name}.cc" for name in ("coordinator", "ledger", "membership", "messages", "operation")),
-            *(f"coordination/{name}.cc" for name in ("plan", "plan_cache", "tree_channel")),
+            *(f"coordination/{name}.cc" for name in ("gathered", "plan", "plan_cache", "rank_set", "tree_channel")),
             "base/error.cc",
         ),
     ),

@@ -95,7 +95,6 @@ Bytes decision_about(const std::vector<RequestPtr>& requests, bool lies, Draw& d
       agreement.message = "ranks differ";
       agreement.rows.clear();
     }
-    if (draw.one_in(10)) decision.evicted.push_back(key_of(request->operation));
   }
   if (lies) {
     Agreement& agreement = decision.agreements.emplace_back();
@@ -104,6 +103,7 @@ Bytes decision_about(const std::vector<RequestPtr>& requests, bool lies, Draw& d
     agreement.operation.tensors = {{DType::float32, {4}}};
     agreement.rows = {{4, 4, 4}};
   }
+  if (lies && draw.one_in(2)) decision.evicted = {uint64_t{1} << 40};  // no slot of so few operations
   if (draw.one_in(10)) decision.joined.push_back({0, 0});
   if (draw.one_in(20)) decision.left = {0};
   if (draw.one_in(10)) decision.tuning = Tuning{1 << 20, 1 << 16, 1 << 16, 1 << 16};
@@ -210,14 +210,16 @@ void try_rounds(Draw& draw, LyingWire& wire) {
   Membership membership(2);
   require(membership.add({victim}) == kSetOfVictim, "a process set has another id");
   Coordinator coordinator(channel, membership, {});
+  std::string name = "a";
   for (int round = 0; round < kRounds; ++round) {
-    std::vector<RequestPtr> requests = {drawn_request(draw, "a")};
+    // No rank submits again what the other rank has hidden by its lie.
+    std::vector<RequestPtr> requests = {drawn_request(draw, name)};
     // A join that the other rank has hidden by its lie is still pending in the next round.
     const bool is_last = round + 1 == kRounds;
-    while (requests.front()->operation.kind == OpKind::join && !is_last) requests = {drawn_request(draw, "a")};
+    while (requests.front()->operation.kind == OpKind::join && !is_last) requests = {drawn_request(draw, name)};
     // No rank joins twice, or goes on meanwhile.
     while (requests.front()->operation.kind != OpKind::join && requests.size() == 1 && draw.one_in(2)) {
-      const RequestPtr other = drawn_request(draw, "b");
+      const RequestPtr other = drawn_request(draw, "b" + std::to_string(round));
       if (other->operation.kind != OpKind::join) requests.push_back(other);
     }
     Coordinator::News news = {coordinator.blockage(), {}, false};
@@ -228,7 +230,7 @@ void try_rounds(Draw& draw, LyingWire& wire) {
     wire.note_lie(lies);
     Bytes message = victim == 0 ? announcement_of(requests, lies, draw) : decision_about(requests, lies, draw);
     if (!lies) wire.note_lie(change(message, draw));
-    if (victim == 0) message = joined({message});
+    if (victim == 0) message = Gathered(message).bytes();
     if (!lies && draw.one_in(20)) wire.note_lie(change(message, draw));
     wire.set_message(std::move(message));
     const Round* const agreed = coordinator.finish_round(kNever);
@@ -236,6 +238,13 @@ void try_rounds(Draw& draw, LyingWire& wire) {
     require(!lies || !wire.has_told_all() || !membership.has(kSetOfVictim), "a lie is taken for true");
     require(!wire.has_told_long_value(), "a value that is too long is taken");
     require_sound(*agreed, requests);
+    const auto is_of_first = [&](const AgreementPtr& part) {
+      return part->operation.name == requests.front()->operation.name;
+    };
+    const bool is_done = std::any_of(agreed->plans.begin(), agreed->plans.end(), [&](const PlanPtr& plan) {
+      return std::any_of(plan->parts.begin(), plan->parts.end(), is_of_first);
+    });
+    if (!is_done) name = "a" + std::to_string(round);
     for (size_t i = 0; i < agreed->plans.size(); ++i) coordinator.note_carried_out();
     if (!agreed->left.empty()) return;
   }

@@ -441,13 +441,14 @@ class BoardChannel final : public Channel {
   void put_value(const SmallValue& value) override { value_ = value; }
   const SmallValue* value_of(int place) override { return &boards_[static_cast<size_t>(place)].values[side()]; }
 
-  std::vector<Bytes> gather(const Bytes& mine) override { return *gather_until(kNever, mine); }
+  Gathered gather(const Bytes& mine) override { return *gather_until(kNever, mine); }
   Bytes broadcast(const Bytes& mine) override { return *broadcast_until(kNever, mine); }
-  std::optional<std::vector<Bytes>> gather_until(double deadline, const Bytes& mine) override {
+  std::optional<Gathered> gather_until(double deadline, const Bytes& mine) override {
     if (!exchange(deadline, mine)) return std::nullopt;
-    std::vector<Bytes> all;
-    for (const Board& board : boards_) all.push_back(board.bytes[side()]);
-    return rank() == 0 ? all : std::vector<Bytes>();
+    Gathered all;
+    if (rank() == 0)
+      for (const Board& board : boards_) all.add(board.bytes[side()]);
+    return all;
   }
   std::optional<Bytes> broadcast_until(double deadline, const Bytes& mine) override {
     if (!exchange(deadline, mine)) return std::nullopt;
@@ -582,14 +583,17 @@ class World {
       boards_.emplace_back(members.size());
     }
     std::vector<int> leaders;
-    for (const std::vector<int>& node : nodes_) leaders.push_back(node.front());
+    for (const std::vector<int>& node : nodes_) {
+      leaders.push_back(node.front());
+      ranks_of_leaders_.push_back(node.size());
+    }
     plans_of_nodes_.resize(nodes_.size());
     across_ = std::make_unique<SimulatedWire::Messages>(leaders);
   }
 
-  std::unique_ptr<Channel> tree(int place, SimulatedWire::Messages& messages, bool carries_values) {
+  Wire& wire(int place, SimulatedWire::Messages& messages) {
     wires_.push_back(std::make_unique<SimulatedWire>(place, messages, ether_));
-    return std::make_unique<TreeChannel>(*wires_.back(), kTreePatience_s, carries_values);
+    return *wires_.back();
   }
 
   std::unique_ptr<Channel> channel_of(int rank) {
@@ -601,10 +605,14 @@ class World {
     else if (draw_.shares_memory)
       on_node = std::make_unique<BoardChannel>(place, boards_[node], ether_);
     else
-      on_node = tree(place, *on_node_[node], nodes_.size() == 1);
+      on_node = std::make_unique<TreeChannel>(wire(place, *on_node_[node]), kTreePatience_s, nodes_.size() == 1);
     if (nodes_.size() == 1) return on_node;
-    std::unique_ptr<Channel> cross;
-    if (place == 0) cross = tree(static_cast<int>(node), *across_, static_cast<int>(nodes_.size()) == draw_.ranks);
+    std::unique_ptr<TreeChannel> cross;
+    if (place == 0) {
+      const bool carries_values = static_cast<int>(nodes_.size()) == draw_.ranks;
+      cross = std::make_unique<TreeChannel>(wire(static_cast<int>(node), *across_), kTreePatience_s, carries_values,
+                                            ranks_of_leaders_);
+    }
     return std::make_unique<NodeChannel>(rank, draw_.ranks, std::move(on_node), std::move(cross), nodes_);
   }
 
@@ -1080,6 +1088,7 @@ class World {
   std::vector<std::unique_ptr<SimulatedWire::Messages>> on_node_;
   std::unique_ptr<SimulatedWire::Messages> across_;
   std::vector<std::vector<BoardChannel::Board>> boards_;
+  std::vector<size_t> ranks_of_leaders_;  // how many are on each node
   std::vector<std::string> warnings_;
   std::map<std::string, double> last_submitted_s_;
   std::set<int> told_;                                 // the ranks that a warning or an error has named
