@@ -187,11 +187,6 @@ Ledger::Entries::iterator Ledger::erase(Entries::iterator it) {
   return entries_.erase(it);
 }
 
-bool Ledger::has_joined(int process_set, int rank) const {
-  const auto join = entries_.find({process_set, kJoinName});
-  return join != entries_.end() && join->second.announced.contains(rank);
-}
-
 void Ledger::note_progress(int process_set, double now) {
   for (const int joining : joining_) {
     if (process_set != kWorld && process_set != joining) continue;
@@ -345,8 +340,10 @@ RankSet Ledger::missing(const Key& key, const Entry& entry) const {
   std::vector<int> own;
   // Any other rank of the set could send something.
   const bool is_question = first_of(entry).kind == OpKind::find_sender;
+  const auto join = entries_.find({key.first, kJoinName});
+  const auto has_joined = [&](int rank) { return join != entries_.end() && join->second.announced.contains(rank); };
   for (const int rank : is_question ? membership_.ranks(key.first) : members_of(entry, own))
-    if (!entry.announced.contains(rank) && !has_joined(key.first, rank)) ranks.add(rank);
+    if (!entry.announced.contains(rank) && !has_joined(rank)) ranks.add(rank);
   return ranks;
 }
 

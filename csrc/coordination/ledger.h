@@ -132,7 +132,6 @@ class Ledger {
   // question; null if there is none.
   const Entry* find_transfer(const Operation& question) const;
   bool is_sought(const Operation& transfer) const;  // by a find_sender
-  bool has_joined(int process_set, int rank) const;
   RankSet ended_members(const Key& key, const Entry& entry) const;  // that will never announce it
   Agreement agree(const Entry& entry) const;
   static Agreement agree_on_join(const Entry& entry);

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.compiling import CORE, filled, folder_of, run_compiler
 from harness.rooms import TEST_FOLDER
@@ -122,6 +122,51 @@ class Simulation:
         return [_library().simulation_came_with_values(self._pointer, rank) for rank in range(self._size)]
 
 
+class Cost(NamedTuple):
+    """The share of rank 0 in one round."""
+
+    seconds: float  # of the processor
+    messages: int
+    bytes: int
+    peak_bytes: int  # of memory, more than before the round
+    agreed: int  # operations
+
+
+class Crowd:
+    """The Coordinator of rank 0 alone, in a world of `size` ranks whose messages the tree brings to it."""
+
+    def __init__(self, size: int, cache_capacity: int = 1024, stall_warning_s: float = 60.0) -> None:
+        patience = ctypes.c_double(stall_warning_s)
+        self._pointer = ctypes.c_void_p(_library().crowd_new(size, ctypes.c_size_t(cache_capacity), patience))
+
+    def __del__(self) -> None:
+        _library().crowd_delete(self._pointer)
+
+    def settle(self, *fresh: Sequence[Request]) -> Cost:
+        """One round with something new: rank r has become ready for the requests number r modulo their count."""
+        return self._round(fresh, repeats=False)
+
+    def repeat(self, fresh: Sequence[Request]) -> Cost:
+        """One round in which all ranks are ready for these, which all know."""
+        return self._round([fresh], repeats=True)
+
+    def say_blocked(self) -> None:
+        """All threads of all ranks wait from now on."""
+        _library().crowd_say_blocked(self._pointer)
+
+    def pass_time(self, seconds: float) -> None:
+        """Lets so much time pass for all ranks."""
+        _library().simulation_pass_time(ctypes.c_double(seconds))
+
+    def _round(self, fresh: Sequence[Sequence[Request]], repeats: bool) -> Cost:
+        pointers = _array(ctypes.c_void_p, [request.pointer.value for of_rank in fresh for request in of_rank])
+        counts = _array(ctypes.c_size_t, [len(of_rank) for of_rank in fresh])
+        cost = (ctypes.c_double * len(Cost._fields))()
+        kinds = ctypes.c_size_t(len(fresh))
+        _require_success(_library().crowd_round(self._pointer, pointers, counts, kinds, int(repeats), cost))
+        return Cost(cost[0], *(int(number) for number in cost[1:]))
+
+
 def steps() -> int:
     """How much the Coordinators of all simulations have done so far, in basic blocks of their code."""
     return int(_library().simulation_steps())
@@ -163,9 +208,9 @@ def _library() -> ctypes.CDLL:
         folder_of("simulation", [*_FLAGS, _COUNTED], sorted([*sources, *headers])), functools.partial(_build, sources)
     )
     library = ctypes.CDLL(str(folder / _NAME))
-    for name in ("request_new", "simulation_new"):
+    for name in ("request_new", "simulation_new", "crowd_new"):
         getattr(library, name).restype = ctypes.c_void_p
-    for name in ("simulation_begin", "simulation_finish", "autotune"):
+    for name in ("simulation_begin", "simulation_finish", "crowd_round", "autotune"):
         getattr(library, name).restype = ctypes.c_char_p
     for name in ("simulation_messages", "simulation_bytes", "simulation_came_with_values", "simulation_steps"):
         getattr(library, name).restype = ctypes.c_size_t

@@ -13,6 +13,7 @@ from measure.negotiation import Negotiation
 from measure.overlap import Overlap
 from measure.parameters import Parameters
 from measure.pending import Pending
+from measure.scale import Scale
 from measure.straggler import Straggler
 from measure.submission import Submission
 from measure.timeline_cost import TimelineCost
@@ -21,6 +22,7 @@ from ringtrain.bench import cli
 MEASUREMENTS = (
     Gpu(),
     Negotiation(),
+    Scale(),
     Faults(),
     Idle(),
     Straggler(),
@@ -37,6 +39,7 @@ EXAMPLES = """\
 examples:
   python -m measure gpu -np 2 --json gpu.json
   python -m measure negotiation --max-ranks 4096
+  python -m measure scale --ranks 1024 10000
   python -m measure faults --count 200
   python -m measure submission -np 2 --launches 3
   python -m measure jax -np 2 --models mlp --rounds 21

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "crowd.h"
 #include "runtime/autotune.h"
 #include "simulation.h"
 #include "steps.h"
@@ -117,6 +118,33 @@ size_t simulation_bytes(const void* simulation, int rank) {
 }
 
 uint64_t simulation_steps() { return steps(); }
+
+void* crowd_new(int size, size_t cache_capacity, double stall_warning_s) {
+  Coordinator::Limits limits;
+  limits.cache_capacity = cache_capacity;
+  limits.stall_warning_s = stall_warning_s;
+  return new Crowd(size, limits);
+}
+void crowd_delete(void* crowd) { delete static_cast<Crowd*>(crowd); }
+void crowd_say_blocked(void* crowd) { static_cast<Crowd*>(crowd)->say_blocked(); }
+
+// `requests`: of `kinds` kinds, `counts[kind]` of each, one kind after the other. `repeats`: all ranks know them, and
+// there is one kind. `cost`: processor seconds, messages, bytes, bytes of memory, how many were agreed on.
+const char* crowd_round(void* crowd, void* const* requests, const size_t* counts, size_t kinds, int repeats,
+                        double cost[5]) {
+  return tried([&] {
+    std::vector<std::vector<RequestPtr>> fresh(kinds);
+    for (size_t kind = 0; kind < kinds; ++kind)
+      for (size_t i = 0; i < counts[kind]; ++i) fresh[kind].push_back(*static_cast<RequestPtr*>(*requests++));
+    Crowd& all = *static_cast<Crowd*>(crowd);
+    const Crowd::Cost of_round = repeats ? all.repeat(fresh.front()) : all.settle(fresh);
+    cost[0] = of_round.seconds;
+    cost[1] = static_cast<double>(of_round.messages);
+    cost[2] = static_cast<double>(of_round.bytes);
+    cost[3] = static_cast<double>(of_round.peak_bytes);
+    cost[4] = static_cast<double>(of_round.agreed);
+  });
+}
 
 size_t simulation_came_with_values(const void* simulation, int rank) {
   return static_cast<const Simulation*>(simulation)->came_with_values(rank);
