@@ -11,10 +11,26 @@ _CONNECTOR, _DIALLING, _NETWORK = "network/connector.cc", "network/dialling.cc",
 
 NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
     "a cached operation is not announced again when another rank announces it": Patch(
-        _COORDINATOR, "    reannounce(*slot);\n    evict(*slot);", "    evict(*slot);"
+        _COORDINATOR, "    reannounce(slot);\n    evict(slot);", "    evict(slot);"
     ),
     "an evicted operation keeps its slot on rank 1": Patch(
-        _COORDINATOR, "    evict(*slot);\n  }", "    if (channel_.rank() != 1) evict(*slot);\n  }"
+        _COORDINATOR, "    evict(slot);\n  });", "    if (channel_.rank() != 1) evict(slot);\n  });"
+    ),
+    "a bit of what is evicted is left out": Patch(
+        _COORDINATOR,
+        "    set_bit(decision.evicted, static_cast<size_t>(*slot));",
+        "    if (*slot % 8 != 7) set_bit(decision.evicted, static_cast<size_t>(*slot));",
+    ),
+    "what two kinds of announcements have in common is read from the other kind": Patch(
+        "coordination/messages.cc",
+        "std::vector<Known>& requests = of_kind_[kind];",
+        "std::vector<Known>& requests = of_kind_[0];",
+    ),
+    "an announcement is read with the requests of the one before it": Patch(
+        "coordination/messages.cc", "requests.back().end > alike", "requests.size() > 9"
+    ),
+    "a rank that announces later is left out of the ranks that have announced": Patch(
+        _LEDGER, "  entry.announced.add(ranks);\n", "  if (entry.announced.size() < 2) entry.announced.add(ranks);\n"
     ),
     "a rank with something to announce does not come to a round by itself": Patch(
         _COORDINATOR, "if (has_been_evicted || has_just_joined_) return 0;", "if (has_just_joined_) return 0;"
@@ -38,8 +54,8 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
     ),
     "an operation is complete without the last rank": Patch(
         _LEDGER,
-        "[&](int rank) { return entry.announced.count(rank) ||",
-        "[&](int rank) { return rank == members.back() || entry.announced.count(rank) ||",
+        "return entry.announced.size() == members.size();",
+        "return entry.announced.size() + 1 >= members.size();",
     ),
     "a stalled operation stays in the ledger": Patch(
         _LEDGER,
