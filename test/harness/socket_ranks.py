@@ -33,7 +33,12 @@ class Ranks:
 
 @contextlib.contextmanager
 def started(
-    program: str, size: int, folder: Path, hosts: SimulatedHosts | None = None, **variables: str
+    program: str,
+    size: int,
+    folder: Path,
+    hosts: SimulatedHosts | None = None,
+    arguments: Sequence[str] = (),
+    **variables: str,
 ) -> Iterator[Ranks]:
     """Rank r on host r of `hosts`, in turn; what still runs at the end is killed. Variables beat the usual ones."""
     file = folder / "secret"
@@ -44,7 +49,7 @@ def started(
     processes = []
     try:
         for rank in range(size):
-            command = [sys.executable, "-c", program]
+            command = [sys.executable, "-c", program, *arguments]
             if hosts is not None:
                 command = hosts.command_on(rank % len(hosts.names), command)
             environment = {**os.environ, **usual, "RINGTRAIN_RANK": str(rank), **variables}
