@@ -124,35 +124,32 @@ def introduce(
     gpu = gpus.choose(local_ranks[rank], int(float(settings["gpus_per_rank"])))
     common = {name: value for name, value in settings.items() if name not in _OF_FIRST_RANK}
     digest = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
-    myself = {
-        "name": (socket.gethostname(), os.getpid()),
-        "share": own_share(),
-        "gpu": gpu,
-        "settings": digest,
-        "token": secrets.token_hex(8),
-        "tuned": _outcome(read_tuned) if rank == 0 else None,
-        "settings of rank 0": {name: settings[name] for name in _OF_FIRST_RANK} if rank == 0 else None,
-        "network": own_network,
-    }
-    everybody = exchange(myself)
-    if any(one["settings"] != digest for one in everybody):
+    first = _of_first(settings, read_tuned) if rank == 0 else None
+    own = (socket.gethostname(), os.getpid(), *own_share(), *gpu, digest, first, own_network)
+    hosts, pids, cpus, containers, quotas, *chosen, digests, firsts, networks = zip(*exchange(own), strict=True)
+    if any(one != digest for one in digests):
         _require_same(exchange(common))
-    tuned, error = everybody[0]["tuned"]
+    token, of_first_rank, tuned, error = firsts[0]
     if error:
         raise ValueError(error)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    shares = [Share(cpus, tuple(container), quota) for cpus, container, quota in (one["share"] for one in everybody)]
+    here = [rank for rank, place in enumerate(places) if place == node]
     world = World(
         rank=rank,
-        names=[tuple(one["name"]) for one in everybody],
+        names=list(zip(hosts, pids, strict=True)),
         nodes=[numbers[place] for place in places],
         local_ranks=local_ranks,
-        cores=usable_together(share for share, place in zip(shares, places, strict=True) if place == node),
-        token=everybody[0]["token"],
+        cores=usable_together(Share(cpus[one], tuple(containers[one]), quotas[one]) for one in here),
+        token=token,
         network=None,
-        gpus=[gpus.Choice(*one["gpu"]) for one in everybody],
+        gpus=list(map(gpus.Choice, *chosen)),
     )
-    return world, {**everybody[0]["settings of rank 0"], **tuned}, [one["network"] for one in everybody]
+    return world, {**of_first_rank, **tuned}, list(networks)
+
+
+def _of_first(settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]) -> tuple[Any, ...]:
+    """Returns what rank 0 alone says: the token, its options that count for all, and the outcome of `read_tuned`."""
+    return secrets.token_hex(8), {name: settings[name] for name in _OF_FIRST_RANK}, *_outcome(read_tuned)
 
 
 def _local_ranks(places: Sequence[str], slots: Sequence[int]) -> list[int]:

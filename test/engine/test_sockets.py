@@ -205,19 +205,19 @@ def test_a_warning_names_the_ranks_that_have_not_called_init_for_a_while(tmp_pat
 
 
 def test_rank_0_ends_after_the_others_have_got_the_reason(tmp_path):
-    """The thread of rank 0 that serves rank 1 is slow."""
+    """The answer to rank 1 takes long."""
     slow = """
-import threading, time, ringtrain.job.rendezvous.server as server
-enter, send, of_rank_1 = server._Room.enter, server.Connection.send, []
-def enter_slowly(room, hello):
-    if hello.rank == 1:
-        of_rank_1.append(threading.get_ident())
-    enter(room, hello)
-def send_slowly(connection, message, deadline):
-    if threading.get_ident() in of_rank_1:
+import time, ringtrain.job.rendezvous.server as server
+answer = server.Server._answer
+def answer_slowly(self, line, failed):
+    if self.ranks_of_lines[line] == 1:
         time.sleep(0.4)
-    send(connection, message, deadline)
-server._Room.enter, server.Connection.send = enter_slowly, send_slowly
+    answer(self, line, failed)
+enter = server.Server._enter
+def enter_and_note(self, line, hello):
+    self.ranks_of_lines = {**getattr(self, "ranks_of_lines", {}), line: hello.rank}
+    enter(self, line, hello)
+server.Server._enter, server.Server._answer = enter_and_note, answer_slowly
 """
     with started(slow + SUM, 2, tmp_path, RINGTRAIN_SIZE="3", RINGTRAIN_START_TIMEOUT_S="1") as ranks:
         require_error(ranks.outputs([1, 1]), r"StalledError: init\(\) has waited 1 s .*: rank 2 did not come")

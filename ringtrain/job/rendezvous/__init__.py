@@ -2,6 +2,7 @@
 
 secret          a secret that only the processes of one job know
 claim           a process claims its rank, which no other one of the host can have then
+columns         the values of all ranks as JSON that compresses well
 protocol        proofs and messages over a connection
 listener        lets in processes that know the secret, and listens to many of them
 server          gathers what the ranks say, and knows nothing of arrays; a rank's side

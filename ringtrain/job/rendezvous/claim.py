@@ -47,6 +47,11 @@ def release() -> None:
         _claims.popitem()[1].close()
 
 
+def descriptors() -> list[int]:
+    """Returns what can be read when another process has tried to claim the rank of this one."""
+    return [sock.fileno() for sock in _claims.values()]
+
+
 def second_pid() -> int | None:
     """Returns the pid of another process that has tried to claim the rank of this one; None if none has."""
     for sock in _claims.values():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import queue
+import resource
 import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -18,13 +20,17 @@ from ringtrain.job.rendezvous.protocol import (
     Connection,
     Frames,
     StrangerError,
+    VersionError,
     packed,
 )
+from ringtrain.record.logger import logger
 
 # In which a connection must have proved that it is one of the job, and answered what it was asked.
 ANSWER_S = 5.0
 # So many at the same time; the others wait at the door.
 MOST_STRANGERS = 256
+# More descriptors than so many are kept free while the soft limit can be raised.
+_SPARE_DESCRIPTORS = 64
 # Pause after a connection that could not be taken, since there are no descriptors, memory or threads left.
 _FULL_S = 0.1
 _BACKLOG = 4096
@@ -43,6 +49,7 @@ class Listener:
         self._serve = serve
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         self._is_closed = False
+        self._has_warned = False
         threading.Thread(target=self._accept, name="ringtrain rendezvous", daemon=True).start()
 
     def close(self) -> None:
@@ -58,9 +65,11 @@ class Listener:
             sock = None
             try:
                 sock, _ = self._listener.accept()
+                allow_descriptors(sock.fileno() + _SPARE_DESCRIPTORS)
                 threading.Thread(target=self._let_in, args=(sock,), daemon=True).start()
-            except (OSError, RuntimeError, MemoryError):
+            except (OSError, RuntimeError, MemoryError) as error:
                 self._strangers.release()
+                self._warn_of_descriptors(error)
                 if sock is not None:
                     sock.close()
                 if self._is_closed:
@@ -71,7 +80,8 @@ class Listener:
         try:
             connection = Connection(sock)
             connection.prove_as_server(self._secret, time.monotonic() + ANSWER_S)
-        except (StrangerError, OSError):
+        except (StrangerError, OSError) as error:
+            self._warn_of_version(sock, error)
             sock.close()
             return
         finally:
@@ -80,6 +90,34 @@ class Listener:
             self._serve(connection)
         except OSError:  # the connection has ended meanwhile
             sock.close()
+
+    def _warn_of_version(self, sock: socket.socket, error: Exception) -> None:
+        if isinstance(error, VersionError):
+            self._warn(
+                f"a process of another version of ringtrain has come to this job from {sock.getpeername()[0]}; install "
+                "the same version on all hosts"
+            )
+
+    def _warn_of_descriptors(self, error: Exception) -> None:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            self._warn(
+                f"this process has {most} open files, the most that it may have, and others wait for a connection to "
+                "it: raise the hard limit (ulimit -Hn) above the number of ranks by some dozens"
+            )
+
+    def _warn(self, text: str) -> None:
+        """Warns of the first reason: it comes again and again."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(text)
+
+
+def allow_descriptors(count: int) -> None:
+    """Raises the soft limit of this process to the hard one if it is lower than `count`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count and soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(host: str, ports: Sequence[int]) -> socket.socket | None:
@@ -130,8 +168,11 @@ class Line:
         self.socket = sock
         self.name = ""  # what the listener calls its process
         self.send_error: OSError | None = None
+        self.is_writing = False  # the hub watches whether more can be sent
+        self.is_finished = False  # nothing else will be sent
         self._frames = Frames(most_bytes)
-        self._unsent = bytearray()
+        self._unsent: deque[memoryview] = deque()  # a message to many lines is one object in all of these
+        self._unsent_bytes = 0
 
     def receive(self) -> list[dict[str, Any]]:
         """Returns new messages. Raises OSError at the end of the connection, StrangerError for a stranger's bytes."""
@@ -142,17 +183,25 @@ class Line:
             return list(self._frames.take(data))
         return []
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, data: bytes) -> None:
         """As much as goes; the rest goes with `send_rest`. Raises OSError."""
-        self._unsent += packed(message)
-        if len(self._unsent) > MOST_BYTES:
+        self._unsent.append(memoryview(data))
+        self._unsent_bytes += len(data)
+        if self._unsent_bytes > MOST_BYTES:
             raise ConnectionResetError("it does not take what it is told")
         self.send_rest()
 
     def send_rest(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
-                del self._unsent[: self.socket.send(self._unsent[:_PART])]
+                sent = self.socket.send(self._unsent[0])
+                self._unsent_bytes -= sent
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                else:
+                    self._unsent.popleft()
+            if self.is_finished:
+                self.socket.shutdown(socket.SHUT_WR)
 
     def has_unsent(self) -> bool:
         return bool(self._unsent)
@@ -178,7 +227,8 @@ class Hub:
 
     Args:
         sock: where they connect; belongs to the hub.
-        silent_s: a host is lost whose system has not answered for so long. It is asked when something is sent.
+        silent_s: a host is lost whose system has not answered for so long. It is asked when something is sent. 0 is for
+            ever.
         tick_s: between two calls of `tick`.
         most_bytes: of one message.
     """
@@ -204,6 +254,7 @@ class Hub:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._is_closed = False
+        self._packed: tuple[object, bytes] = (None, b"")  # the last message
         self._listener = Listener(sock, secret, self._let_in)
         self._thread = threading.Thread(target=self._run, name="ringtrain hub", daemon=True)
 
@@ -213,9 +264,13 @@ class Hub:
 
     def close(self) -> None:
         """Cut all lines. Not from the hub's thread."""
-        self._listener.close()
-        self.call(self._end)
+        self.close_door()
+        self.call(self.end)
         self._thread.join()
+
+    def close_door(self) -> None:
+        """Lets no process in any more. Any thread."""
+        self._listener.close()
 
     def call(self, function: Callable[[], object]) -> None:
         """Makes the hub's thread call it. Any thread."""
@@ -224,14 +279,27 @@ class Hub:
             self._wake.send(b"\0")
 
     def send(self, line: Line, message: dict[str, Any]) -> None:
-        """If it is lost, the listener hears of it later."""
+        """If it is lost, the listener hears of it later.
+
+        A message that is sent to one line after the other is packed once, and must not change meanwhile: n lines cost
+        one encoding and n calls of the kernel.
+        """
+        if self._packed[0] is not message:
+            self._packed = message, packed(message)
         try:
-            line.send(message)
+            line.send(self._packed[1])
         except OSError as error:
             line.send_error = error
             with contextlib.suppress(OSError):
                 line.socket.shutdown(socket.SHUT_RDWR)  # which will be read as its end
         self._watch(line)
+
+    def finish(self, line: Line) -> None:
+        """Sends what is left, then tells the other side that this is all. That side closes the line."""
+        line.is_finished = True
+        if not line.has_unsent():
+            with contextlib.suppress(OSError):  # the receiver hears of its end
+                line.send_rest()
 
     def drop(self, line: Line) -> None:
         if line.is_open():
@@ -239,7 +307,8 @@ class Hub:
             line.socket.close()
 
     def _let_in(self, connection: Connection) -> None:
-        connection.notice_silence(self._silent_s)
+        if self._silent_s:
+            connection.notice_silence(self._silent_s)
         line = Line(connection.take_socket(), self._most_bytes)
         if self._is_closed:
             line.socket.close()
@@ -252,7 +321,8 @@ class Hub:
         except (OSError, ValueError):  # out of memory for it, or closed: the other side comes again
             line.socket.close()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Cuts all lines, soon. The hub's thread."""
         self._is_closed = True
 
     def _run(self) -> None:
@@ -302,6 +372,7 @@ class Hub:
         return str(error) or "it has sent an invalid message"
 
     def _watch(self, line: Line) -> None:
-        if line.is_open():
-            more = selectors.EVENT_WRITE if line.has_unsent() else 0
+        if line.is_open() and line.has_unsent() != line.is_writing:
+            line.is_writing = line.has_unsent()
+            more = selectors.EVENT_WRITE if line.is_writing else 0
             self._selector.modify(line.socket, selectors.EVENT_READ | more, line)

@@ -12,19 +12,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ringtrain import errors
 from ringtrain.errors import list_of_ranks
 from ringtrain.job.rendezvous import claim as claims
-from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, listen
-from ringtrain.job.rendezvous.protocol import MOST_BYTES, MOST_BYTES_OF_A_RANK, Connection, StrangerError
+from ringtrain.job.rendezvous.columns import in_columns, of_columns
+from ringtrain.job.rendezvous.listener import ANSWER_S, Hub, Line, listen
+from ringtrain.job.rendezvous.protocol import MOST_BYTES, Connection, StrangerError, VersionError
 from ringtrain.record.logger import logger
 
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-_LOOK_S = 0.1
+_TICK_S = 0.1
 WARNS_AFTER_S = 30.0  # of ranks that have not come
 
 
@@ -63,105 +65,83 @@ def _two_processes(rank: int, pid: int, host: str, other_pid: int, other_host: s
     return f"two processes are rank {rank}: pid {pids[0]} on {host} and pid {pids[1]} on {other_host}. {_REMEDY}"
 
 
+@dataclass
+class _Rank:
+    """A rank that is connected."""
+
+    hello: Hello
+    line: Line
+    room: _Room
+    end_s: float  # when all must have said what it waits for
+
+
 class _Room:
-    """The ranks of one job, and what they have said in each round. Any thread."""
+    """The ranks of one job, and what they say in the present round: a rank says nothing more before it has the answer.
+
+    Of the hub's thread, as all below. A round of n ranks costs one answer that is packed once, and n calls of the
+    kernel to send it.
+    """
 
     def __init__(self, size: int):
         self.size = size
-        self._changed = threading.Condition()
-        self._members: dict[int, Hello] = {}
-        self._finished: set[int] = set()
+        self.ranks: dict[int, _Rank] = {}
+        self.finished: set[int] = set()
+        self.failed: _Failed | None = None
+        self.said: dict[int, Any] = {}
         self._refused = ""  # what the last process of another job was told
-        self._rounds: list[dict[int, Any]] = []
-        self._failed: _Failed | None = None
         self._warns_at = time.monotonic() + WARNS_AFTER_S
+        self._first_end_s = float("inf")
 
     def is_over_for(self, hello: Hello) -> bool:
         """Whether this rank has finished here, or its process comes again before its last message was read."""
-        with self._changed:
-            before = self._members.get(hello.rank)
-            is_same_process = before is not None and (before.host, before.pid) == (hello.host, hello.pid)
-            return is_same_process or hello.rank in self._finished
+        before = self.ranks.get(hello.rank)
+        is_same_process = before is not None and (before.hello.host, before.hello.pid) == (hello.host, hello.pid)
+        return is_same_process or hello.rank in self.finished
 
-    def enter(self, hello: Hello) -> None:
+    def enter(self, one: _Rank) -> None:
         """Raises _Failed for a process of another job, and for one that may be of this or another: then all get it."""
-        with self._changed:
-            first = next(iter(self._members.values()), hello)
-            if hello.size != self.size:
-                self._refuse(f"{_named(hello)} came to a job of {self.size} ranks. {_REMEDY}")
-            if hello.batch_job and first.batch_job and hello.batch_job != first.batch_job:
-                jobs = f"{_named(hello)} is of {hello.batch_job}, and {_named(first)} of {first.batch_job}"
-                self._refuse(f"{jobs}. {_REMEDY}")
-            other = self._members.get(hello.rank)
-            if not 0 <= hello.rank < self.size:
-                self._failed = _Failed("ValueError", f"{_named(hello)}: ranks are numbered from 0. {_REMEDY}")
-            elif other is not None:
-                text = _two_processes(hello.rank, other.pid, other.host, hello.pid, hello.host)
-                self._failed = _Failed("ValueError", text)
-            else:
-                self._members[hello.rank] = hello
-                return
-            self._changed.notify_all()
-            raise self._failed
+        hello, other = one.hello, self.ranks.get(one.hello.rank)
+        first = next((known.hello for known in self.ranks.values()), hello)
+        if hello.size != self.size:
+            self._refuse(f"{_named(hello)} came to a job of {self.size} ranks. {_REMEDY}")
+        if hello.batch_job and first.batch_job and hello.batch_job != first.batch_job:
+            jobs = f"{_named(hello)} is of {hello.batch_job}, and {_named(first)} of {first.batch_job}"
+            self._refuse(f"{jobs}. {_REMEDY}")
+        if not 0 <= hello.rank < self.size:
+            self.failed = _Failed("ValueError", f"{_named(hello)}: ranks are numbered from 0. {_REMEDY}")
+        elif other is not None:
+            text = _two_processes(hello.rank, other.hello.pid, other.hello.host, hello.pid, hello.host)
+            self.failed = _Failed("ValueError", text)
+        if self.failed is not None:
+            raise self.failed
+        self.ranks[hello.rank] = one
+        self._first_end_s = min(self._first_end_s, one.end_s)
 
     def _refuse(self, text: str) -> NoReturn:
         self._refused = text
         logger.warning(text)
         raise _Failed("ValueError", text)
 
-    def finish(self, rank: int) -> None:
-        """The rank has said that it is done."""
-        with self._changed:
-            self._finished.add(rank)
-
-    def leave(self, hello: Hello) -> None:
-        """Without having said that it is done."""
-        name = f"rank {hello.rank} (host {hello.host}, pid {hello.pid})"
-        self.fail(_Failed("PeerLostError", f"{name} died while the others were in init()"))
-
-    def fail(self, reason: _Failed) -> None:
-        """All get the first reason instead of an answer."""
-        with self._changed:
-            self._failed = self._failed or reason
-            self._changed.notify_all()
-
-    def say(self, number: int, rank: int, value: Any) -> None:
-        with self._changed:
-            while len(self._rounds) <= number:
-                self._rounds.append({})
-            self._rounds[number][rank] = value
-            if len(self._rounds[number]) == self.size:
-                self._changed.notify_all()
-
-    def answer(self, number: int, longest_s: float) -> list[Any] | None:
-        """Returns what all have said in a round, or None if some have not yet after so many seconds."""
-        with self._changed:
-            said = self._rounds[number]
-            self._changed.wait_for(lambda: len(said) == self.size or self._failed, longest_s)
-            if len(said) == self.size:
-                return [said[rank] for rank in range(self.size)]
-            if self._failed:
-                raise self._failed
-            return None
-
-    def warn_of_missing(self, timeout_s: float) -> None:
-        """Warn once of the ranks that have not come for a while."""
-        with self._changed:
-            missing = [rank for rank in range(self.size) if rank not in self._members]
-            if not missing or time.monotonic() < self._warns_at:
-                return
+    def look(self, now_s: float) -> _Failed | None:
+        """Warns once of ranks that have not come for a while. Returns why one has waited for too long, if it has."""
+        if self.said and now_s >= self._warns_at:
             self._warns_at = float("inf")
-        warn_of_missing(missing, timeout_s)
-
-    def stalled(self, number: int, timeout_s: float) -> _Failed:
-        with self._changed:
-            waited = f"init() has waited {timeout_s:g} s (start_timeout_s) for all ranks"
-            missing = [rank for rank in range(self.size) if rank not in self._members]
+            missing = [rank for rank in range(self.size) if rank not in self.ranks]
             if missing:
-                refused = f" ({self._refused})" if self._refused else ""
-                return _Failed("StalledError", f"{waited}: {list_of_ranks(missing)} did not come{refused}")
-            silent = [rank for rank in range(self.size) if rank not in self._rounds[number]]
-            return _Failed("StalledError", f"{waited}: {list_of_ranks(silent)} came, but is stopped since then")
+                warn_of_missing(missing, self.ranks[next(iter(self.said))].hello.timeout_s)
+        if now_s <= self._first_end_s:
+            return None
+        late = next((self.ranks[rank].hello for rank in self.said if self.ranks[rank].end_s < now_s), None)
+        return None if late is None else self._stalled(late.timeout_s)
+
+    def _stalled(self, timeout_s: float) -> _Failed:
+        waited = f"init() has waited {timeout_s:g} s (start_timeout_s) for all ranks"
+        missing = [rank for rank in range(self.size) if rank not in self.ranks]
+        if missing:
+            refused = f" ({self._refused})" if self._refused else ""
+            return _Failed("StalledError", f"{waited}: {list_of_ranks(missing)} did not come{refused}")
+        silent = [rank for rank in range(self.size) if rank not in self.said]
+        return _Failed("StalledError", f"{waited}: {list_of_ranks(silent)} came, but is stopped since then")
 
 
 def warn_of_missing(ranks: Sequence[int], timeout_s: float) -> None:
@@ -175,15 +155,21 @@ def warn_of_missing(ranks: Sequence[int], timeout_s: float) -> None:
 
 
 class Server:
-    """Threads of this process that serve all jobs whose ranks know the secret, until close()."""
+    """A thread of this process that serves all jobs whose ranks know the secret, until close().
+
+    A rank costs one connection, so `ulimit -n` must be greater than the number of ranks by some dozens.
+    """
 
     def __init__(self, listener: socket.socket, secret: bytes):
-        self.port: int = listener.getsockname()[1]
-        self._changed = threading.Condition()
         self._rooms: dict[str, _Room] = {}
+        self._ranks: dict[Line, _Rank] = {}
+        self._leaving: dict[Line, float] = {}  # that have got an error, and when they are cut
         self._failure: _Failed | None = None  # of all rooms
-        self._served = 0  # ranks that may still get an answer
-        self._listener = Listener(listener, secret, self._serve)
+        self._is_closing = False
+        self._has_sent, self._is_empty = threading.Event(), threading.Event()
+        self._hub = Hub(listener, secret, self, silent_s=0, tick_s=_TICK_S)
+        self.port = self._hub.port
+        self._hub.start()
 
     def close(self, answer_s: float = 0.0) -> None:
         """Lets no process in any more. Those that are in get all answers as long as this process lives.
@@ -191,87 +177,128 @@ class Server:
         Args:
             answer_s: a process that ends after an error waits so long for the others to get the reason.
         """
-        self._listener.close()
-        with self._changed:
-            self._changed.wait_for(lambda: self._served == 0, answer_s)
+        self._hub.close_door()
+        self._hub.call(self._begin_to_close)
+        self._has_sent.wait(ANSWER_S)  # the answers to others, which may be on their way when this process has its own
+        if answer_s:
+            self._is_empty.wait(answer_s)
 
     def fail(self, text: str) -> None:
-        """From now on all that wait, and all that come, get a PeerLostError with this text."""
-        with self._changed:
-            self._failure = _Failed("PeerLostError", text)
-            for room in self._rooms.values():
-                room.fail(self._failure)
+        """From now on all that wait, and all that come, get a PeerLostError with this text. Any thread."""
+        self._hub.call(lambda: self._fail_all(_Failed("PeerLostError", text)))
 
-    def _serve(self, connection: Connection) -> None:
-        with self._changed:
-            self._served += 1
+    # The hub's thread.
+
+    def tick(self) -> None:
+        now_s = time.monotonic()
+        for line in [line for line, end_s in self._leaving.items() if end_s < now_s]:
+            del self._leaving[line]
+            self._hub.drop(line)
+        for job, room in list(self._rooms.items()):
+            stalled = room.look(now_s)
+            if stalled is not None:
+                self._fail(job, room, stalled)
+        self._end_if_empty()
+
+    def hear(self, line: Line, message: Any) -> None:
+        one = self._ranks.get(line)
+        if line in self._leaving:
+            return
+        if one is None:
+            self._enter(line, Hello(*message))
+        elif message is None:
+            self._finish(one)
+        elif "failed" in message:
+            self._fail(one.hello.job, one.room, _Failed("ValueError", str(message["failed"])))
+        else:
+            self._say(one, message["value"])
+
+    def lose(self, line: Line, text: str) -> None:
+        self._leaving.pop(line, None)
+        one = self._ranks.pop(line, None)
+        if one is not None:
+            name = f"rank {one.hello.rank} (host {one.hello.host}, pid {one.hello.pid})"
+            reason = _Failed("PeerLostError", f"{name} died while the others were in init()")
+            self._fail(one.hello.job, one.room, reason)
+        self._end_if_empty()
+
+    def _enter(self, line: Line, hello: Hello) -> None:
+        end_s = time.monotonic() + hello.timeout_s if hello.timeout_s > 0 else float("inf")
+        one = _Rank(hello, line, self._room_for(hello), end_s)
         try:
-            self._answer(connection)
-        finally:
-            with self._changed:
-                self._served -= 1
-                self._changed.notify_all()
-
-    def _answer(self, connection: Connection) -> None:
-        with contextlib.closing(connection), contextlib.suppress(StrangerError, OSError, TypeError):
-            hello = Hello(*connection.receive(MOST_BYTES_OF_A_RANK, time.monotonic() + ANSWER_S))
-            try:
-                self._serve_rank(connection, hello)
-            except _Failed as failed:
-                connection.send(failed.answer, time.monotonic() + ANSWER_S)
-
-    def _serve_rank(self, connection: Connection, hello: Hello) -> None:
-        room = self._room_for(hello)
-        room.enter(hello)
-        try:
-            self._serve_rounds(connection, hello, room)
+            one.room.enter(one)
         except _Failed as failed:
-            room.fail(failed)
-            raise
-        except (OSError, StrangerError):
-            room.leave(hello)
-            raise
-        finally:
-            self._forget(hello.job, room)
-
-    def _serve_rounds(self, connection: Connection, hello: Hello, room: _Room) -> None:
-        deadline = time.monotonic() + hello.timeout_s if hello.timeout_s > 0 else float("inf")
-        number = 0
-        while (message := connection.receive(MOST_BYTES_OF_A_RANK, float("inf"))) is not None:
-            room.say(number, hello.rank, message["value"])
-            while (values := room.answer(number, _LOOK_S)) is None:
-                if connection.has_come(0):  # it has something to say that all get, or is lost
-                    refusal = connection.receive(MOST_BYTES_OF_A_RANK, time.monotonic() + ANSWER_S)
-                    if not isinstance(refusal, dict):
-                        raise StrangerError
-                    raise _Failed("ValueError", str(refusal.get("failed")))
-                if time.monotonic() > deadline:
-                    raise room.stalled(number, hello.timeout_s)
-                room.warn_of_missing(hello.timeout_s)
-            connection.send({"values": values}, time.monotonic() + ANSWER_S)
-            number += 1
-        room.finish(hello.rank)
+            self._answer(line, failed)
+            if one.room.failed is not None:
+                self._fail(hello.job, one.room, failed)
+            return
+        self._ranks[line] = one
 
     def _room_for(self, hello: Hello) -> _Room:
         """A room that is over for this rank belongs to an init() that is over, or almost."""
-        with self._changed:
-            room = self._rooms.get(hello.job)
-            if room is None or room.is_over_for(hello):
-                room = self._rooms[hello.job] = _Room(hello.size)
-            if self._failure is not None:
-                room.fail(self._failure)
-            return room
+        room = self._rooms.get(hello.job)
+        if room is None or room.is_over_for(hello):
+            room = self._rooms[hello.job] = _Room(hello.size)
+            room.failed = self._failure
+        return room
+
+    def _say(self, one: _Rank, value: Any) -> None:
+        room = one.room
+        room.said[one.hello.rank] = value
+        if len(room.said) == room.size:
+            answer = {"values": in_columns([room.said[rank] for rank in range(room.size)])}
+            room.said = {}
+            for rank in room.ranks.values():
+                self._hub.send(rank.line, answer)
+
+    def _finish(self, one: _Rank) -> None:
+        """The rank has said that it is done."""
+        one.room.finished.add(one.hello.rank)
+        self._forget(one.hello.job, one.room)
+        del self._ranks[one.line]
+        self._hub.drop(one.line)
+        self._end_if_empty()
+
+    def _fail(self, job: str, room: _Room, reason: _Failed) -> None:
+        """All get the first reason instead of an answer."""
+        room.failed = room.failed or reason
+        self._forget(job, room)
+        for one in room.ranks.values():
+            if self._ranks.pop(one.line, None) is not None:
+                self._answer(one.line, room.failed)
+
+    def _fail_all(self, reason: _Failed) -> None:
+        self._failure = reason
+        for job, room in list(self._rooms.items()):
+            self._fail(job, room, reason)
+
+    def _answer(self, line: Line, failed: _Failed) -> None:
+        """The last message to a rank, which closes the connection when it has read it."""
+        self._leaving[line] = time.monotonic() + ANSWER_S
+        self._hub.send(line, failed.answer)
+        self._hub.finish(line)
 
     def _forget(self, job: str, room: _Room) -> None:
-        with self._changed:
-            if self._rooms.get(job) is room:
-                del self._rooms[job]
+        if self._rooms.get(job) is room:
+            del self._rooms[job]
+
+    def _begin_to_close(self) -> None:
+        self._is_closing = True
+        self._has_sent.set()
+        self._end_if_empty()
+
+    def _end_if_empty(self) -> None:
+        if self._is_closing and not (self._ranks or self._leaving):
+            self._is_empty.set()
+            self._hub.end()
 
 
 # --- a rank's side ----------------------------------------------------------------------------------------------------
 
 
 _PROOF_S = 5.0
+# How often a rank that waits looks whether its launcher is still there.
+_PARENT_S = 1.0
 # How much longer than the server, which knows who is missing.
 _GRACE_S = 5.0
 # Rank 0, which serves, gives the others so long to get the reason of an error before it ends. A stopped one gets none.
@@ -316,8 +343,7 @@ class Member:
         end = min(self._end, time.monotonic() + within_s)
         try:
             self._connection.send({"value": value}, end)
-            while not self._connection.has_come(_LOOK_S):
-                self._require_no_second()
+            while not self._has_come(end):
                 if os.getppid() != self._launcher:
                     raise errors.PeerLostError(
                         "the launcher has ended while this rank was in init(): another rank has failed; see its output"
@@ -331,8 +357,15 @@ class Member:
             ) from None
         if "error" in answer:
             raise _KINDS[answer["error"]](answer["text"])
-        values: list[Any] = answer["values"]
-        return values
+        return of_columns(answer["values"])
+
+    def _has_come(self, end: float) -> bool:
+        """Whether there is an answer, within _PARENT_S. Raises ValueError as soon as a second process has come."""
+        longest_s = min(_PARENT_S, max(0.0, end - time.monotonic()))
+        has_come, has_second = self._connection.has_come_here_or(longest_s, claims.descriptors())
+        if has_second:
+            self._require_no_second()
+        return has_come
 
     def _require_no_second(self) -> None:
         try:
@@ -436,6 +469,8 @@ def connect(
         for port in ports:
             try:
                 return _prove(socket.create_connection((place.host, port), timeout=_PROOF_S), secret, end)
+            except VersionError:
+                reason = f"another version of ringtrain is at port {port}; install the same one on all hosts"
             except StrangerError:
                 reason = (
                     f"who is at port {port} does not know this job's secret: it belongs to another job or user, or to "

@@ -19,6 +19,8 @@ from ringtrain.engine.process_sets import close_among, open_among
 from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.job import elastic_client, launched_by, network, session
 from ringtrain.job.host import addresses_of, usual_address
+from ringtrain.job.rendezvous.columns import in_columns, of_columns
+from ringtrain.job.rendezvous.protocol import MOST_BYTES, Frames, packed
 from ringtrain.ops.objects import broadcast_object
 from ringtrain.options import table
 from ringtrain.torch.distributed.work import is_done_by
@@ -119,9 +121,9 @@ def _exchange(
     end = time.monotonic() + timeout.total_seconds()
     if rank == 0:
         everybody = [json.loads(_get(store, f"{step}/{one}", end, one)) for one in range(size)]
-        store.set(f"{step}/all", json.dumps(everybody))
-    told: list[Any] = json.loads(_get(store, f"{step}/all", end, 0))
-    return told
+        store.set(f"{step}/all", packed(in_columns(everybody)))
+    (told,) = Frames(MOST_BYTES).take(_get(store, f"{step}/all", end, 0))
+    return of_columns(told)
 
 
 def _get(store: Any, key: str, end: float, rank: int) -> bytes:
