@@ -369,6 +369,7 @@ Decision Coordinator::decide(const Gathered& gathered) {
   for (size_t place = 0; place < gathered.count(); ++place) ranks.push_back(channel_.rank_at(place));
   Announcements announcements = read_announcements(gathered, ranks, membership_);
   Decision decision;
+  decision.evicted.resize(words_for(static_cast<size_t>(cache_.slot_count())));
   decision.left = std::move(announcements.leaving);
   for (auto& [rank, whereabouts] : announcements.whereabouts) ledger_.note_answer(rank, std::move(whereabouts));
   for (const Announced& announced : announcements.requests) note(announced, now, decision);
@@ -388,7 +389,6 @@ Decision Coordinator::decide(const Gathered& gathered) {
 void Coordinator::note(const Announced& announced, double now, Decision& decision) {
   const Operation& operation = announced.request.operation;
   ledger_.announce(announced.ranks, announced.request, now - announced.oldest_s, now - announced.youngest_s);
-  decision.evicted.resize(words_for(static_cast<size_t>(cache_.slot_count())));
   if (const std::optional<int> slot = cache_.find(view_of(operation)))
     set_bit(decision.evicted, static_cast<size_t>(*slot));
   if (operation.kind == OpKind::join)
