@@ -75,7 +75,12 @@ const std::vector<Entry>& entries() {
              "over TCP, and the answer waits behind other data."),
       number(&Options::ring_from_kb, "ring_from_kb", 0, 1 << 20,
              "Reductions between nodes go round the ring from this many kilobytes on, and by recursive doubling, or "
-             "halving, below."),
+             "halving, below; 0 takes the fastest of these by the number of ranks, link_hop_us and link_gbit."),
+      number(&Options::link_hop_us, "link_hop_us", 0.1, 1e8,
+             "Microseconds of a short message between nodes, by which algorithms are chosen. Over sockets init() takes "
+             "what it has measured, in powers of two, where a round trip takes 5 ms or more, unless this is set."),
+      number(&Options::link_gbit, "link_gbit", 0.001, 1e5,
+             "Gbit/s of a link between nodes, by which algorithms are chosen."),
       choice(&Options::network, "network", {"auto", "mpi", "sockets"},
              "Network between nodes: auto takes MPI if its launcher has started the job, otherwise TCP sockets."),
       text(&Options::socket_interfaces, "socket_interfaces",
@@ -104,8 +109,8 @@ const std::vector<Entry>& entries() {
             "auto measures them in init(). Arrays are then cut so that the slowest link carries least in an "
             "allreduce; off cuts them equally."),
       choice(&Options::wire_format, "wire_format", {"none", "fp16", "bf16"},
-             "16-bit floats in which sums and averages of float32 travel between nodes, from ring_from_kb on; they are "
-             "added up in float32."),
+             "16-bit floats in which sums and averages of float32 travel between nodes, where recursive doubling "
+             "is too slow for them; they are added up in float32."),
       choice(
           &Options::gpu_algorithm, "gpu_algorithm", {"auto", "nccl", "hierarchical", "staged"},
           "Algorithm for arrays on GPUs: auto takes NCCL if it connects the ranks and each rank has a GPU of its own, "

@@ -30,7 +30,9 @@ struct Options {
   double      start_timeout_s        = 300;
   double      mailbox_kb             = 128;
   double      ring_chunk_kb          = 60;
-  double      ring_from_kb           = 192;
+  double      ring_from_kb           = 0;
+  double      link_hop_us            = 50;
+  double      link_gbit              = 10;
   std::string network                = "auto";
   std::string socket_interfaces      = "";
   std::string socket_streams         = "auto";
@@ -85,7 +87,7 @@ struct Tuning {
   size_t fusion_threshold_bytes = 0;
   size_t mailbox_bytes = 0;     // of one shared-memory mailbox that are used
   size_t ring_chunk_bytes = 0;  // of one message of the ring
-  size_t ring_from_bytes = 0;   // from here on reductions between nodes take the ring
+  size_t ring_from_bytes = 0;   // from here on reductions between nodes take the ring; 0: where it is the fastest
 
   bool operator==(const Tuning& other) const {
     return fusion_threshold_bytes == other.fusion_threshold_bytes && mailbox_bytes == other.mailbox_bytes &&

@@ -17,11 +17,31 @@ std::unique_ptr<Group> make_node_group(const Placement& placement, const Tuning&
   return std::make_unique<ShmGroup>(std::move(memory), placement.place_on_node(), tuning, watch);
 }
 
+// `rates`: of each rank. `sharing`: how many ranks use the link of a host at the same time.
+NetworkGroup::Setup network_setup(const std::string& algorithm, const Options& options, LinkRates rates,
+                                  size_t sharing) {
+  const bool is_fp16 = options.wire_format == "fp16", is_bf16 = options.wire_format == "bf16";
+  const DType wire = is_fp16 ? DType::float16 : is_bf16 ? DType::bfloat16 : DType::float32;
+  Link link = link_of(options);
+  link.bytes_per_s /= static_cast<double>(sharing);
+  return {algorithm, wire, std::move(rates), link};
+}
+
+// Of all ranks. Those of one node share memory, or no link.
+NetworkGroup::Setup flat_setup(const Placement& placement, const Options& options) {
+  const size_t nodes = placement.distinct_nodes().size(), ranks = placement.ranks.size();
+  return network_setup(options.allreduce_algorithm, options, placement.link_rates_of(placement.ranks),
+                       nodes == 1 ? 1 : (ranks + nodes - 1) / nodes);
+}
+
 }  // namespace
 
-DType wire_dtype(const Options& options) {
-  if (options.wire_format == "fp16") return DType::float16;
-  return options.wire_format == "bf16" ? DType::bfloat16 : DType::float32;
+NetworkGroup::Setup cross_setup(const Placement& placement, const Options& options) {
+  std::vector<int> leaders;
+  for (const int node : placement.distinct_nodes())
+    leaders.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node).front())]);
+  return network_setup(options.cross_algorithm, options, placement.link_rates_of(leaders),
+                       static_cast<size_t>(placement.fewest_ranks_on_a_node()));
 }
 
 LinkRates given_link_rates(const Options& options, size_t nodes) {
@@ -53,25 +73,31 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
   if (placement.ranks.size() == 1) return std::make_unique<SelfGroup>();
   if (memory.mailboxes.data() && placement.is_on_one_node())
     return make_node_group(placement, tuning, std::move(memory), watch);
-  const auto connect = [&](const std::string& algorithm, const std::vector<int>& ranks, int own) {
-    return make_network_group(Endpoint(*network, ranks, own, tag, &watch), tuning,
-                              {algorithm, wire_dtype(options), placement.link_rates_of(ranks)});
+  const auto connect = [&](const NetworkGroup::Setup& setup, const std::vector<int>& ranks, int own) {
+    return make_network_group(Endpoint(*network, ranks, own, tag, &watch), tuning, setup);
   };
-  auto flat = connect(options.allreduce_algorithm, placement.ranks, placement.own);
+  auto flat = connect(flat_setup(placement, options), placement.ranks, placement.own);
   if (!memory.mailboxes.data()) return flat;
 
-  HierarchicalGroup::Parts parts;
-  parts.watch = std::make_unique<StreamWatch>(watch);
-  parts.node = make_node_group(placement, tuning, std::move(memory), *parts.watch);
   const std::vector<int> nodes = placement.distinct_nodes();
-  for (const int node : nodes) parts.ranks.push_back(placement.on_node(node));
-  parts.own_node = static_cast<int>(std::find(nodes.begin(), nodes.end(), placement.own_node()) - nodes.begin());
-  parts.lanes = placement.fewest_ranks_on_a_node();
-  parts.may_overlap = options.cross_algorithm != "mpi";
+  std::vector<std::vector<int>> ranks;
+  for (const int node : nodes) ranks.push_back(placement.on_node(node));
+  auto stream_watch = std::make_unique<StreamWatch>(watch);
+  auto node = make_node_group(placement, tuning, std::move(memory), *stream_watch);
+  const NetworkGroup::Setup across = cross_setup(placement, options);
+  HierarchicalGroup::Parts parts = {
+      std::move(stream_watch),
+      std::move(node),
+      nullptr,
+      std::move(ranks),
+      static_cast<int>(std::find(nodes.begin(), nodes.end(), placement.own_node()) - nodes.begin()),
+      placement.fewest_ranks_on_a_node(),
+      options.cross_algorithm != "mpi",
+      across.chooser(nodes.size(), tuning)};
   if (placement.place_on_node() < parts.lanes) {
     std::vector<int> cross;  // the rank with this rank's place on each node
     for (const auto& of_node : parts.ranks) cross.push_back(placement.ranks[of_node[placement.place_on_node()]]);
-    parts.cross = connect(options.cross_algorithm, cross, parts.own_node);
+    parts.cross = connect(across, cross, parts.own_node);
   }
   return std::make_unique<HierarchicalGroup>(std::move(parts), std::move(flat));
 }
@@ -80,21 +106,15 @@ AlgorithmChoices choices_for(const Placement& placement, const Options& options,
   if (placement.ranks.size() == 1) return {};
   const bool shares_memory = wants_shared_memory(placement, options);
   if (shares_memory && placement.is_on_one_node()) return ShmGroup::choices();
-  const auto setup_of = [&](const std::string& algorithm, const std::vector<int>& ranks) {
-    return NetworkGroup::Setup{algorithm, wire_dtype(options), placement.link_rates_of(ranks)};
-  };
-  const auto flat =
-      NetworkGroup::choices(setup_of(options.allreduce_algorithm, placement.ranks), tuning, placement.ranks.size());
+  const auto flat = NetworkGroup::choices(flat_setup(placement, options), tuning, placement.ranks.size());
   if (!shares_memory) return flat;
   const std::vector<int> nodes = placement.distinct_nodes();
   const int lanes = placement.fewest_ranks_on_a_node();
   const bool is_even = static_cast<size_t>(lanes) * nodes.size() == placement.ranks.size();
-  std::vector<int> leaders;
-  for (const int node : nodes) leaders.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node).front())]);
-  const NetworkGroup::Setup cross = setup_of(options.cross_algorithm, leaders);
-  return HierarchicalGroup::choices(
-      lanes, is_even, options.cross_algorithm != "mpi",
-      {NetworkGroup::choices(cross, tuning, nodes.size()), flat, cross.shares_text(nodes.size())});
+  const NetworkGroup::Setup cross = cross_setup(placement, options);
+  return HierarchicalGroup::choices(lanes, is_even, options.cross_algorithm != "mpi",
+                                    {NetworkGroup::choices(cross, tuning, nodes.size()), flat,
+                                     cross.shares_text(nodes.size()), cross.chooser(nodes.size(), tuning)});
 }
 
 }  // namespace ringtrain

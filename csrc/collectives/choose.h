@@ -19,12 +19,12 @@ namespace ringtrain {
 // Whether a segment between the ranks of this rank's node is of use: where not, none need be made.
 bool wants_shared_memory(const Placement& placement, const Options& options);
 
-// In what long sums of float32 travel.
-DType wire_dtype(const Options& options);
-
 // The rates of each of so many nodes that link_rates gives; nothing where it is a word, or all are alike. Throws
 // Error(invalid) where it does not give as many.
 LinkRates given_link_rates(const Options& options, size_t nodes);
+
+// Between the nodes of a hierarchy, for any lane: all of them use the links of the same nodes.
+NetworkGroup::Setup cross_setup(const Placement& placement, const Options& options);
 
 // Between ranks that share no memory, or are not to use it. Arguments as those of NetworkGroup.
 std::shared_ptr<NetworkGroup> make_network_group(Endpoint peers, const Tuning& tuning,

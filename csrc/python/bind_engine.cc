@@ -1,5 +1,6 @@
 // Starting and ending the Engine, submitting, waiting, and results.
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -93,6 +94,24 @@ std::vector<std::tuple<std::string, size_t, std::string, std::string>> algorithm
     rows.emplace_back(std::move(choice.operation), choice.from_bytes, std::move(choice.algorithm),
                       std::move(choice.options));
   return rows;
+}
+
+// (algorithm, seconds, connections of a rank) of an allreduce among ranks that each have a link of their own. MPI's
+// own algorithm has no known time.
+std::tuple<std::string, double, size_t> predict_allreduce(const std::string& algorithm, size_t ranks, size_t bytes,
+                                                          double hop_s, double bytes_per_s, size_t element_bytes,
+                                                          double ring_from_kb) {
+  constexpr size_t kHalfBytes = 2;
+  Options options;
+  options.ring_from_kb = ring_from_kb;
+  const Tuning tuning = tuning_of(options);
+  const Link link = {hop_s, bytes_per_s};
+  const Reduction sum = {element_bytes == kHalfBytes ? DType::float16 : DType::float32};
+  const Chooser chooser({algorithm, DType::float32, link}, ranks, tuning);
+  const Way way = chooser.for_allreduce(sum, bytes / size_of(sum.dtype));
+  const bool is_known = way != Way::library;
+  const double seconds = is_known ? allreduce_s(way, {ranks, bytes, is_half(sum.dtype)}, link) : std::nan("");
+  return {name_of(way), seconds, connections(way, ranks)};
 }
 
 void give_up(const std::string& reason, double timeout_s) {
@@ -273,6 +292,11 @@ void bind_engine(nb::module_& module) {
              "Starts the engine; all ranks together.");
   module.def("algorithms", &algorithms, nb::arg("nodes"), nb::arg("options"),
              "(operation, from bytes, algorithm, options that change it) of a job, by the node of each rank.");
+  module.def("predict_allreduce", &predict_allreduce, nb::arg("algorithm"), nb::arg("ranks"), nb::arg("bytes"),
+             nb::arg("hop_s"), nb::arg("bytes_per_s"), nb::arg("element_bytes") = sizeof(float),
+             nb::arg("ring_from_kb") = 0,
+             "(algorithm, seconds, connections of a rank) of an allreduce among ranks with a link each, by what these "
+             "choose by. `algorithm` is as the option allreduce_algorithm; floats have 2 or 4 bytes.");
   module.def(
       "shutdown", [](const std::string& by) { return shut_down(by, kLeave_s); }, nb::arg("by"),
       nb::call_guard<ReleasedGil>(),

@@ -80,8 +80,7 @@ std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& p
     ranks.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node)[static_cast<size_t>(seat.color)])]);
   const int tag = kFirstGroupTag + process_set % kGroupTags;
   const auto peers = [&] { return Endpoint(*fabric_.network(), ranks, seat.place, tag, &watch_); };
-  auto host = make_network_group(peers(), tuning_,
-                                 {options_.cross_algorithm, wire_dtype(options_), placement.link_rates_of(ranks)});
+  auto host = make_network_group(peers(), tuning_, cross_setup(placement, options_));
   if (options_.gpu_cross_algorithm == "mpi")
     return std::make_unique<StagedGroup>(std::move(host), tensors_->relay(), false);
   const LibraryCollectives* const library = fabric_.network()->collectives();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import math
 import os
 import secrets
 import socket
@@ -135,17 +136,19 @@ class Streams(NamedTuple):
 def choose_streams(settings: Mapping[str, str], round_trip_s: float) -> Streams:
     """Returns the number that `socket_streams` says, and for auto the one for the longest round trip between the hosts.
 
-    The ring has eight messages on their way: from some ms on these must be larger to fill a link of 1 Gbit/s. From some
-    more on such a link holds more than the buffers of one TCP connection, 4 MB on Linux.
+    The ring has eight messages on their way: from some ms on these must be larger to fill a link of 1 Gbit/s, and the
+    round trip counts where algorithms are chosen. From some more on such a link holds more than the buffers of one TCP
+    connection, 4 MB on Linux.
     """
     if settings["socket_streams"] != "auto":
         return Streams(int(settings["socket_streams"]), {})
     number = _LONG_LINK_STREAMS if round_trip_s >= _ONE_STREAM_BELOW_S else 1
     if round_trip_s < _SMALL_CHUNKS_BELOW_S:
         return Streams(number, {})
-    usual = next(str(option.default) for option in table.TABLE if option.name == "ring_chunk_kb")
-    changed = {"ring_chunk_kb": _LONG_LINK_CHUNK_KB} if settings["ring_chunk_kb"] == usual else {}
-    return Streams(number, changed)
+    hop_us = 2 ** round(math.log2(1e6 * round_trip_s / 2))  # roughly, so that the next job chooses as this one does
+    usual = {option.name: str(option.default) for option in table.TABLE}
+    changed = {"link_hop_us": str(hop_us), "ring_chunk_kb": _LONG_LINK_CHUNK_KB}
+    return Streams(number, {name: text for name, text in changed.items() if settings[name] == usual[name]})
 
 
 class Listeners:

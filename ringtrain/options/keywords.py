@@ -19,6 +19,8 @@ class Options(TypedDict, total=False):
     mailbox_kb: float
     ring_chunk_kb: float
     ring_from_kb: float
+    link_hop_us: float
+    link_gbit: float
     network: Literal["auto", "mpi", "sockets"]
     socket_interfaces: str | PathLike[str]
     socket_streams: int | Literal["auto"]

@@ -19,6 +19,8 @@ for step in range(steps):
     mine = np.arange(elements, dtype=np.int64) * (hvd.rank() + 1) + step
     total = hvd.allreduce(mine, op=hvd.Sum, name="x")
     assert (total == np.arange(elements) * (hvd.size() * (hvd.size() + 1) // 2) + hvd.size() * step).all()
+half = hvd.allreduce(np.ones(elements, np.float16), op=hvd.Sum, name="half")
+assert (half == hvd.size()).all()
 sockets = sum("socket:" in os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
 most = int(hvd.allreduce(np.array([sockets]), op=hvd.Max, name="sockets")[0])
 if hvd.rank() == 0:

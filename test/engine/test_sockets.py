@@ -108,9 +108,21 @@ assert (hvd.allreduce(mine, op=hvd.Sum, name="x") == 2 * np.arange(4 << 20) + 1)
     ("delay_s", "variables", "text"),
     [
         (0, {}, None),
-        (0.004, {}, r"connections: [14] between two ranks, ring_chunk_kb=1024; a round trip takes \d+\.\d ms"),
-        (0.015, {}, r"connections: 4 between two ranks, ring_chunk_kb=1024; a round trip takes \d+\.\d ms"),
-        (0.015, {"RINGTRAIN_RING_CHUNK_KB": "240"}, r"connections: 4 between two ranks; a round trip takes"),
+        (
+            0.004,
+            {},
+            r"connections: [14] between two ranks, link_hop_us=\d+, ring_chunk_kb=1024; a round trip takes \d+\.\d ms",
+        ),
+        (
+            0.015,
+            {},
+            r"connections: 4 between two ranks, link_hop_us=\d+, ring_chunk_kb=1024; a round trip takes \d+\.\d ms",
+        ),
+        (
+            0.015,
+            {"RINGTRAIN_RING_CHUNK_KB": "240"},
+            r"connections: 4 between two ranks, link_hop_us=\d+; a round trip takes",
+        ),
         (0.015, {"RINGTRAIN_SOCKET_STREAMS": "2"}, None),
     ],
 )
@@ -138,7 +150,9 @@ def test_the_doctor_prints_the_connections_of_a_long_link(tmp_path):
     program = "import sys; from ringtrain import doctor; sys.exit(doctor.main([]))"
     with hosts_or_skip(2) as hosts, hosts.bad_cable(0.015), started(program, 2, tmp_path, hosts) as ranks:
         outputs = [process.communicate(timeout=60)[0] for process in ranks.processes]
-    assert re.search(r"connections +4 between two ranks, ring_chunk_kb=1024; a round trip takes", outputs[0]), outputs
+    assert re.search(
+        r"connections +4 between two ranks, link_hop_us=\d+, ring_chunk_kb=1024; a round trip takes", outputs[0]
+    ), outputs
 
 
 @pytest.mark.parametrize(
@@ -146,16 +160,16 @@ def test_the_doctor_prints_the_connections_of_a_long_link(tmp_path):
     [
         ("auto", "60.0", 0.0, (1, {})),
         ("auto", "60.0", 0.0049, (1, {})),
-        ("auto", "60.0", 0.005, (1, {"ring_chunk_kb": "1024"})),
-        ("auto", "60.0", 0.0199, (1, {"ring_chunk_kb": "1024"})),
-        ("auto", "60.0", 0.02, (4, {"ring_chunk_kb": "1024"})),
-        ("auto", "240", 0.3, (4, {})),
+        ("auto", "60.0", 0.005, (1, {"link_hop_us": "2048", "ring_chunk_kb": "1024"})),
+        ("auto", "60.0", 0.0199, (1, {"link_hop_us": "8192", "ring_chunk_kb": "1024"})),
+        ("auto", "60.0", 0.02, (4, {"link_hop_us": "8192", "ring_chunk_kb": "1024"})),
+        ("auto", "240", 0.3, (4, {"link_hop_us": "131072"})),
         ("1", "60.0", 0.3, (1, {})),
         ("16", "60.0", 0.0, (16, {})),
     ],
 )
 def test_connections_and_messages_for_a_round_trip(streams, chunk_kb, round_trip_s, expected):
-    settings = {"socket_streams": streams, "ring_chunk_kb": chunk_kb}
+    settings = {"socket_streams": streams, "ring_chunk_kb": chunk_kb, "link_hop_us": "50.0"}
     assert choose_streams(settings, round_trip_s) == expected
 
 

@@ -18,7 +18,7 @@ struct DoublingMemory {
 // A message has at most `chunk_bytes`.
 void allreduce_by_doubling(Endpoint& peers, const Reduction& reduction, const Piece& array, size_t chunk_bytes,
                            const DoublingMemory& memory);
-// Reduces an array of less than 64 KB from the sources of all ranks, to the same bits.
+// Reduces a small array from the sources of all ranks, to the same bits.
 void reduce_as_by_doubling(const Reduction& reduction, const Sources& sources, void* destination, size_t count,
                            Scratch& sums);
 
@@ -28,15 +28,6 @@ void broadcast_by_tree(Endpoint& peers, const Message& data);
 // `slots` is chain_slots_bytes() long.
 void broadcast_by_chain(Endpoint& peers, const PieceLayout& layout, int root, size_t chunk_bytes, char* slots);
 size_t chain_slots_bytes(size_t chunk_bytes);
-
-// As Group::allgather, in log2(n) steps, each with twice as much as the one before.
-void allgather_by_doubling(Endpoint& peers, const void* source, void* destination, const Counts& bytes,
-                           Scratch& gathered);
-
-// As Group::reduce_scatter, in log2(n) steps, each with half as much as the one before. A message has at most
-// `chunk_bytes`.
-void reduce_scatter_by_halving(Endpoint& peers, const Reduction& reduction, const Group::Scattering& array,
-                               size_t chunk_bytes, const DoublingMemory& memory);
 
 // Every rank hears from 1, 2, 4, .. ranks before it. `token`: for a byte each way.
 void barrier_by_dissemination(Endpoint& peers, Scratch& token);

@@ -1,13 +1,8 @@
-// Recursive doubling, and recursive halving and doubling.
+// Recursive doubling.
 //
-// Doubling. In step k = 0, 1, .. every rank exchanges all it has with the rank whose number differs in bit k, and both
-// add the two: after log2(n) steps all have the sum of all. That is the smallest number of messages one after the
-// other, but each of them carries the whole array.
-//
-// Halving and doubling. Partners exchange halves instead: of two ranks whose numbers differ in the highest bit, the
-// lower one sends the upper half and adds the lower half that it gets, and so on with half of that half and the next
-// bit. After log2(n) steps each has the complete sum of 1/n of the array. The same steps backwards, without adding,
-// give everybody all. Twice as many messages, but no more bytes than in a ring.
+// In step k = 0, 1, .. every rank exchanges all it has with the rank whose number differs in bit k, and both add the
+// two: after log2(n) steps all have the sum of all. That is the smallest number of messages one after the other, but
+// each of them carries the whole array: halving and doubling (halving.cc) takes twice as many, with fewer bytes.
 //
 // If n is no power of two, the first ranks stand together in pairs: the odd one gives its array to the even one before
 // all this, and gets the sum from it afterwards.
@@ -23,10 +18,6 @@
 
 namespace ringtrain {
 namespace {
-
-// From so many bytes on, halving and doubling: steps cost latency, and there are fewest in doubling; bytes cost
-// bandwidth, and doubling sends log2(n) / 2 times as many.
-constexpr size_t kHalveFromBytes = 64 << 10;
 
 struct Sums {
   char *mine, *theirs;
@@ -70,68 +61,34 @@ class Doubling {
 
   // The contents of `mine` there.
   void reduce(size_t count) {
-    const Range all = {0, count}, none = {0, 0};
+    const size_t bytes = count * element_;
     const bool is_paired = peers_.rank() < 2 * extra_;
     if (is_paired && peers_.rank() % 2 == 1) {
-      exchange_ranges(peers_.rank() - 1, all, sums_.mine, none);
-      return exchange_ranges(peers_.rank() - 1, none, sums_.mine, all);
+      exchange_with(peers_.rank() - 1, bytes, sums_.mine, 0);
+      return exchange_with(peers_.rank() - 1, 0, sums_.mine, bytes);
     }
     if (is_paired) {
-      exchange_ranges(peers_.rank() + 1, none, sums_.theirs, all);
-      combine(true, all);
+      exchange_with(peers_.rank() + 1, 0, sums_.theirs, bytes);
+      combine(true, count);
     }
-    if (count * element_ < kHalveFromBytes)
-      reduce_by_doubling(all);
-    else
-      reduce_by_halving(all);
-    if (is_paired) exchange_ranges(peers_.rank() + 1, all, sums_.mine, none);
+    for (int bit = 1; bit < power_; bit *= 2) {
+      const int partner = number() ^ bit;
+      exchange_with(rank_of(partner), bytes, sums_.theirs, bytes);
+      combine(number() < partner, count);
+    }
+    if (is_paired) exchange_with(peers_.rank() + 1, bytes, sums_.mine, 0);
   }
 
  private:
-  // Elements of the array.
-  struct Range {
-    size_t begin, end;
-  };
-
-  void reduce_by_doubling(const Range& all) {
-    for (int bit = 1; bit < power_; bit *= 2) {
-      const int partner = number() ^ bit;
-      exchange_ranges(rank_of(partner), all, sums_.theirs, all);
-      combine(number() < partner, all);
-    }
+  // Sends `mine`, and receives.
+  void exchange_with(int peer, size_t sent_bytes, char* into, size_t received_bytes) {
+    exchange(peers_, {sums_.mine, sent_bytes, peer}, {into, received_bytes, peer}, chunk_bytes_);
   }
 
-  void reduce_by_halving(Range own) {
-    struct Step {
-      int partner;
-      Range mine, theirs;
-    };
-    std::vector<Step> steps;
-    for (int bit = power_ / 2; bit > 0; bit /= 2) {
-      const int partner = number() ^ bit;
-      const size_t middle = own.begin + (own.end - own.begin) / 2;
-      const Range lower = {own.begin, middle}, upper = {middle, own.end};
-      const bool is_lower = number() < partner;
-      own = is_lower ? lower : upper;
-      steps.push_back({partner, own, is_lower ? upper : lower});
-      exchange_ranges(rank_of(partner), steps.back().theirs, sums_.theirs, own);
-      combine(is_lower, own);
-    }
-    for (auto step = steps.rbegin(); step != steps.rend(); ++step)
-      exchange_ranges(rank_of(step->partner), step->mine, sums_.mine, step->theirs);
-  }
-
-  // Sends a range of `mine` and receives into the same place of `into`.
-  void exchange_ranges(int peer, const Range& out, char* into, const Range& in) {
-    exchange(peers_, {sums_.mine + out.begin * element_, (out.end - out.begin) * element_, peer},
-             {into + in.begin * element_, (in.end - in.begin) * element_, peer}, chunk_bytes_);
-  }
-
-  void combine(bool mine_first, const Range& range) {
-    char *mine = sums_.mine + range.begin * element_, *theirs = sums_.theirs + range.begin * element_;
-    const void* sources[] = {mine_first ? mine : theirs, mine_first ? theirs : mine};
-    void* destination = mine;
-    if (range.begin < range.end) ringtrain::reduce(reduction_, &destination, 1, sources, 2, range.end - range.begin);
+  void combine(bool mine_first, size_t count) {
+    const void* sources[] = {mine_first ? sums_.mine : sums_.theirs, mine_first ? sums_.theirs : sums_.mine};
+    void* destination = sums_.mine;
+    ringtrain::reduce(reduction_, &destination, 1, sources, 2, count);
   }
 
   // Those that take part in the doubling are numbered from 0.

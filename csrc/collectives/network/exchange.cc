@@ -21,14 +21,16 @@ constexpr size_t kOwnSlots = Flow::kWindow + 2;
 
 Exchange::Exchange(const Endpoint& peers, Phases phases, const Reduction& reduction, DType source_dtype, Blocks blocks,
                    char* slots)
-    : Pipeline(blocks.size(), 0, phases == Phases::both ? 2 : 1, blocks.chunks_per_slice() * others_of(peers)),
+    : Pipeline(blocks.size(), 0, phases == Phases::both ? 2 : 1),
       peers_(peers),
       reduction_(reduction),
       source_dtype_(source_dtype),
       blocks_(std::move(blocks)),
       slots_(slots),
       others_(others_of(peers)),
-      sources_(static_cast<size_t>(peers.size())) {}
+      sources_(static_cast<size_t>(peers.size())) {
+  lay_out([&](size_t, size_t) { return blocks_.chunks_per_slice() * others_; });
+}
 
 size_t Exchange::slots_bytes(const Endpoint& peers, size_t chunk_elements) {
   return (slots(peers) + 1) * chunk_elements * sizeof(float);

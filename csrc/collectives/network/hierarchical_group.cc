@@ -18,19 +18,27 @@ constexpr size_t kOverlapFromBytes = 256 << 10;
 Reduction unscaled(const Reduction& reduction, DType dtype) { return {dtype, reduction.reduce, 1.0}; }
 
 // Long enough for the messages of the ring to be long; short enough for all stages to be at work most of the time.
-size_t block_elements(const HierarchicalGroup::Parts& parts, size_t total, size_t element) {
-  constexpr size_t kLine = 64, kMostBytes = 256 << 10, kFewestBytes = 64 << 10, kManyBlocks = 16;
-  const auto lanes = static_cast<size_t>(parts.lanes), nodes = parts.ranks.size();
+size_t block_elements(const HierarchicalGroup::Parts& parts, size_t total, size_t element, Way way) {
+  constexpr size_t kLine = 64, kMostBytes = 256 << 10, kFewestBytes = 64 << 10, kManyBlocks = 16, kFewSlices = 4;
+  const size_t lanes = static_cast<size_t>(parts.lanes);
+  // In halving a message has a part of a block that does not depend on the number of nodes.
+  const size_t nodes = way == Way::halving ? kFewSlices : parts.ranks.size();
   const size_t fewest = lanes * kFewestBytes / element, most = lanes * nodes * kMostBytes / element;
   return std::clamp(total / kManyBlocks, fewest, most) / kLine * kLine;
 }
 
-std::vector<Block> cut(const HierarchicalGroup::Parts& parts, const std::vector<Piece>& arrays, size_t element) {
-  size_t total = 0;
-  for (const Piece& array : arrays) total += array.count;
+size_t count_of(const std::vector<Piece>& arrays) {
+  size_t count = 0;
+  for (const Piece& array : arrays) count += array.count;
+  return count;
+}
+
+std::vector<Block> cut(const HierarchicalGroup::Parts& parts, const std::vector<Piece>& arrays, size_t element,
+                       Way way) {
+  const size_t total = count_of(arrays);
   std::vector<Block> blocks;
   for (const Piece& array : arrays)
-    for_each_part(array.count, block_elements(parts, total, element), [&](size_t begin, size_t count) {
+    for_each_part(array.count, block_elements(parts, total, element, way), [&](size_t begin, size_t count) {
       blocks.push_back({static_cast<const char*>(array.source) + begin * element,
                         static_cast<char*>(array.destination) + begin * element, parts.lane_counts(count)});
     });
@@ -145,9 +153,10 @@ class HierarchicalGroup::Overlapped {
   const bool is_wide_;
   const DType dtype_;     // of the sums
   const size_t element_;  // bytes of a result
+  const Way way_;         // between the nodes
   const std::vector<Block> blocks_;
-  // How many blocks may be behind the one that is waited for: the ring needs one for each of its steps, if there are
-  // as many.
+  // How many blocks may be behind the one that is waited for: one for each step between the nodes, if there are as
+  // many.
   const size_t ahead_;
   size_t longest_slice_ = 0;
   float *wide_block_ = nullptr, *wide_slices_ = nullptr;
@@ -161,8 +170,9 @@ HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts,
       is_wide_(is_half(reduction.dtype)),
       dtype_(is_wide_ ? DType::float32 : reduction.dtype),
       element_(size_of(reduction.dtype)),
-      blocks_(cut(parts, arrays, element_)),
-      ahead_(std::min(2 * (parts.ranks.size() - 1) + 1, blocks_.size())) {
+      way_(parts.chooser.for_allreduce_of_blocks(reduction, count_of(arrays) / static_cast<size_t>(parts.lanes))),
+      blocks_(cut(parts, arrays, element_, way_)),
+      ahead_(std::min(parts.chooser.steps(way_) + 1, blocks_.size())) {
   size_t longest = 0;
   for (const Block& block : blocks_) {
     longest = std::max(longest, total_of(block.counts));
@@ -173,12 +183,12 @@ HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts,
     wide_slices_ = reinterpret_cast<float*>(wide.slices.get((ahead_ + 1) * longest_slice_ * sizeof(float)));
   }
   if (!parts.cross) return;
-  std::vector<Block> slices;
+  std::vector<Piece> slices;
   for (size_t k = 0; k < blocks_.size(); ++k) {
     const Slice own = slice(k);
-    slices.push_back({own.source, own.destination, parts.cross->slices(reduction, own.count)});
+    slices.push_back({own.source, own.destination, own.count});
   }
-  stream_ = parts.cross->stream(reduction, dtype_, std::move(slices));
+  stream_ = parts.cross->stream(way_, reduction, dtype_, slices);
 }
 
 HierarchicalGroup::Overlapped::Slice HierarchicalGroup::Overlapped::slice(size_t k) const {
@@ -255,13 +265,27 @@ AlgorithmChoices HierarchicalGroup::choices(int lanes, bool is_even, bool may_ov
     const size_t from_bytes = choice.from_bytes * share;
     if (choice.operation == "allreduce" && may_overlap && from_bytes >= kOverlapFromBytes) continue;
     const bool is_reduction = choice.operation == "allreduce" || choice.operation == "reducescatter";
-    all.push_back({choice.operation, from_bytes, "shared memory in each host; between hosts: " + choice.algorithm,
-                   (is_reduction ? "cross_algorithm, ring_from_kb; " : "cross_algorithm=ring; ") + none});
+    all.push_back(
+        {choice.operation, from_bytes, "shared memory in each host; between hosts: " + choice.algorithm,
+         (is_reduction ? "cross_algorithm, ring_from_kb, link_hop_us, link_gbit; " : "cross_algorithm=ring; ") + none});
   }
-  if (may_overlap)
-    all.push_back({"allreduce", kOverlapFromBytes,
-                   "shared memory in each host, and at the same time a ring between hosts" + parts.shares,
-                   "link_rates; cross_algorithm=mpi for one after the other; " + none});
+  if (may_overlap) {
+    const auto way_of = [&](size_t bytes) {
+      const size_t count = bytes / sizeof(float) / static_cast<size_t>(lanes);
+      return parts.chooser.for_allreduce_of_blocks({DType::float32}, count);
+    };
+    AlgorithmChoices overlapped;
+    for (const Chooser::Choice& choice : Chooser::choices(way_of)) {
+      if (choice.from_bytes <= kOverlapFromBytes) overlapped.clear();
+      const bool is_ring = choice.way == Way::ring;
+      overlapped.push_back({"allreduce", std::max(choice.from_bytes, kOverlapFromBytes),
+                            std::string("shared memory in each host, and at the same time ") +
+                                (is_ring ? "a ring" : "halving and doubling") + " between hosts" +
+                                (is_ring ? parts.shares : ""),
+                            "link_rates; cross_algorithm=mpi for one after the other; " + none});
+    }
+    all.insert(all.end(), overlapped.begin(), overlapped.end());
+  }
   if (is_even) all.push_back({"alltoall", 0, "one message for each pair of hosts, through shared memory", ""});
   for (const AlgorithmChoice& choice : parts.flat) {
     const bool is_by_rank =
@@ -290,10 +314,7 @@ void HierarchicalGroup::allreduce(const Reduction& reduction, const std::vector<
 }
 
 void HierarchicalGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) {
-  const size_t element = size_of(reduction.dtype);
-  size_t count = 0;
-  for (const Piece& array : arrays) count += array.count;
-  if (parts_.may_overlap && count * element >= kOverlapFromBytes)
+  if (parts_.may_overlap && count_of(arrays) * size_of(reduction.dtype) >= kOverlapFromBytes)
     return Overlapped(parts_, reduction, arrays, {wide_, wide_slices_}).run();
   for (const Piece& array : arrays) reduce_array(reduction, array);
 }

@@ -29,6 +29,8 @@ class HierarchicalGroup final : public Group {
     std::vector<std::vector<int>> ranks;
     int own_node, lanes;
     bool may_overlap;  // the same on all ranks
+    // Of `cross`, for ranks without one, too.
+    Chooser chooser;
 
     struct Seat {
       int node, place;
@@ -52,6 +54,7 @@ class HierarchicalGroup final : public Group {
   struct PartChoices {
     AlgorithmChoices cross, flat;
     std::string shares;  // NetworkGroup::Setup::shares_text() of `cross`
+    Chooser chooser;     // of `cross`
   };
   static AlgorithmChoices choices(int lanes, bool is_even, bool may_overlap, const PartChoices& parts);
 

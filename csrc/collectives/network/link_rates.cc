@@ -58,7 +58,7 @@ class LinkProbe {
       : peers_(std::move(peers)),
         tuning_(tuning),
         group_(Endpoint(peers_.network(), peers_.ranks(), peers_.rank(), peers_.tag(), &peers_.watch()), tuning,
-               {"ring", DType::float32, {}}) {}
+               {"ring", DType::float32, {}, {}}) {}
 
   // Seconds of so many bytes to each rank from the one before it, all at the same time; the same on all ranks.
   std::vector<double> seconds_of(size_t bytes) {

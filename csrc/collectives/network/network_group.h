@@ -9,6 +9,7 @@
 
 #include "base/options.h"
 #include "collectives/group.h"
+#include "collectives/network/chooser.h"
 #include "collectives/network/library.h"
 #include "collectives/network/pipeline.h"
 #include "collectives/network/shares.h"
@@ -23,10 +24,15 @@ class NetworkGroup final : public Group {
     std::string algorithm;        // as the option allreduce_algorithm
     DType wire = DType::float32;  // in which long sums of float32 travel
     LinkRates rates;              // of each rank
+    Link link;
 
     Shares ring_shares(size_t ranks) const { return rates.empty() ? Shares::equal(ranks) : Shares::of_ring(rates); }
     Shares exchange_shares(size_t ranks) const {
       return rates.empty() ? Shares::equal(ranks) : Shares::of_exchange(rates);
+    }
+    Chooser chooser(size_t ranks, const Tuning& tuning) const {
+      const bool is_even = ring_shares(ranks).are_equal() && exchange_shares(ranks).are_equal();
+      return {{algorithm, wire, link, is_even}, ranks, tuning};
     }
     // Which ranks own how much of a long sum of float32, for AlgorithmChoice; empty if equal.
     std::string shares_text(size_t ranks) const {
@@ -58,41 +64,29 @@ class NetworkGroup final : public Group {
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override;
 
-  // The slices in which allreduces are fastest here.
-  Counts slices(const Reduction& reduction, size_t count) const;
-  // An allreduce of blocks that come one by one: release() each of them on the Stream. One at a time. Sources are of
-  // the reduction's dtype, or float32 where that is a 16-bit float.
-  std::unique_ptr<Stream> stream(const Reduction& reduction, DType source_dtype, std::vector<Block> blocks);
+  // An allreduce of blocks that come one by one, in a way that takes blocks: release() each of them on the Stream. One
+  // at a time. Sources are of the reduction's dtype, or float32 where that is a 16-bit float.
+  std::unique_ptr<Stream> stream(Way way, const Reduction& reduction, DType source_dtype,
+                                 const std::vector<Piece>& blocks);
 
  private:
-  enum class Way { ring, doubling, library };
-  struct Ways {
-    Way small, large;  // large: from Tuning::ring_from_bytes on
-
-    static Ways of(const std::string& algorithm);
-    // Operations that only move data. A ring that an option asks for is taken for all sizes.
-    bool has_short_moves() const { return small != Way::ring; }
-  };
-
-  // Whether this travels in 16 bits, though it is not of such.
-  bool is_narrowed(const Reduction& reduction) const;
-  Way way_for(const Reduction& reduction, size_t count) const;
   bool is_library_clearly_faster(size_t bytes, Way other);
   void reduce_arrays(Way way, const Reduction& reduction, const std::vector<Piece>& arrays);
-  void reduce_by_ring(const Reduction& reduction, const std::vector<Piece>& arrays);
-  void run_ring(Phases phases, const Reduction& reduction, std::vector<Block> blocks);
-  // By the ring, or by the exchange where a ring would round too often.
-  std::unique_ptr<Pipeline> pipeline(Phases phases, const Reduction& reduction, DType source_dtype,
+  void reduce_in_blocks(Way way, const Reduction& reduction, const std::vector<Piece>& arrays);
+  void run_in_blocks(Way way, Phases phases, const Reduction& reduction, std::vector<Block> blocks);
+  std::unique_ptr<Pipeline> pipeline(Way way, Phases phases, const Reduction& reduction, DType source_dtype,
                                      std::vector<Block> blocks);
   size_t chunk_elements(size_t longest_slice, size_t element) const;
   // Of a block that is long enough to keep the links busy, and short enough for many to be under way.
-  size_t block_elements(DType dtype) const;
+  size_t block_elements(Way way, size_t total, size_t element) const;
+  // The part of a block that each rank owns.
+  Counts slices(Way way, size_t count) const;
 
   Endpoint peers_;
   const Tuning& tuning_;
   const DType wire_;
   const Shares ring_shares_, exchange_shares_;
-  Ways ways_;
+  Chooser chooser_;
   std::optional<Library> library_;  // where it may be a way
   Scratch packed_, slots_, mine_, theirs_, whole_;
 };

@@ -1,9 +1,10 @@
 // Blocks that go through the same steps over the network, each one step behind the block before it.
 //
-// A step of a block is `width` messages each way. All that blocks do at one time, each in another step, is a wave: no
-// message of a wave needs another of the same wave, only some of the wave before. So while one block waits for its
-// neighbour, the link is busy with others; a block that has taken its last step can be used while those behind it are
-// still on the wire; and one that comes late holds up only what comes after it.
+// A step of a block is some messages each way, as many in one as in the other: empty ones count. All that blocks do at
+// one time, each in another step, is a wave: no message of a wave needs another of the same wave, only some of the wave
+// before. So while one block waits for its neighbour, the link is busy with others; a block that has taken its last
+// step can be used while those behind it are still on the wire; and one that comes late holds up only what comes after
+// it.
 //
 //   wave 0   wave 1   wave 2   wave 3
 //   0.0      0.1 1.0  0.2 1.1 2.0  ...       block.step
@@ -11,6 +12,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -139,9 +142,10 @@ class Pipeline : public Messages {
   void release() { ++released_; }
   void release_all() { released_ = blocks_; }
   // How many messages it takes until `block` has taken its last step.
-  size_t messages_until(size_t block) const { return first_message(block, last_step_) + width_; }
+  size_t messages_until(size_t block) const { return end_message(block, last_step_); }
+  size_t steps() const { return last_step_ + 1 - first_step_; }
 
-  size_t count() const final { return steps_.size() * width_; }
+  size_t count() const final { return step_of_.size(); }
   bool may_send(size_t i, size_t arrived) const final {
     const Position it = position_of(i);
     return it.block < released_ && (it.step == first_step_ || needs_arrived(it) < arrived);
@@ -157,16 +161,18 @@ class Pipeline : public Messages {
   };
 
   // Steps first_step .. end_step - 1.
-  Pipeline(size_t blocks, size_t first_step, size_t end_step, size_t width);
+  Pipeline(size_t blocks, size_t first_step, size_t end_step)
+      : blocks_(blocks), first_step_(first_step), last_step_(end_step - 1) {}
+  // A step has width(block, step) messages. Called once, when the algorithm is made.
+  void lay_out(const std::function<size_t(size_t, size_t)>& width);
 
   Position position_of(size_t message) const {
-    const Step& step = steps_[message / width_];
-    return {step.block, step.step, message % width_};
+    const Step& step = steps_[step_of_[message]];
+    return {step.block, step.step, message - step.first_message};
   }
-  // The first message of a step.
-  size_t first_message(size_t block, size_t step) const {
-    return firsts_[block * (last_step_ + 1 - first_step_) + step - first_step_] * width_;
-  }
+  // The first message of a step, and the one after its last.
+  size_t first_message(size_t block, size_t step) const { return step_at(block, step).first_message; }
+  size_t end_message(size_t block, size_t step) const { return step_at(block, step).end_message; }
   size_t first_step() const { return first_step_; }
 
  private:
@@ -176,11 +182,14 @@ class Pipeline : public Messages {
   virtual bool is_free(const Position& at, size_t sent) const = 0;
 
   struct Step {
-    size_t block, step;
+    size_t block, step, first_message, end_message;
   };
-  const size_t blocks_, first_step_, last_step_, width_;
+  const Step& step_at(size_t block, size_t step) const { return steps_[places_[block * steps() + step - first_step_]]; }
+
+  const size_t blocks_, first_step_, last_step_;
   std::vector<Step> steps_;
-  std::vector<size_t> firsts_;  // in steps_, of each step of each block
+  std::vector<size_t> places_;     // in steps_, of each step of each block
+  std::vector<uint32_t> step_of_;  // in steps_, of each message
   size_t released_ = 0;
 };
 

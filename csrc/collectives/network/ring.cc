@@ -31,14 +31,15 @@ size_t others_of(const Endpoint& peers) { return static_cast<size_t>(peers.size(
 }  // namespace
 
 Ring::Ring(const Endpoint& peers, Phases phases, const Reduction& reduction, Blocks blocks, char* slots)
-    : Pipeline(blocks.size(), first_step_of(phases, others_of(peers)), end_step_of(phases, others_of(peers)),
-               blocks.chunks_per_slice()),
+    : Pipeline(blocks.size(), first_step_of(phases, others_of(peers)), end_step_of(phases, others_of(peers))),
       peers_(peers),
       reduction_(reduction),
       blocks_(std::move(blocks)),
       slots_(slots),
       element_(size_of(reduction.dtype)),
-      others_(others_of(peers)) {}
+      others_(others_of(peers)) {
+  lay_out([&](size_t, size_t) { return blocks_.chunks_per_slice(); });
+}
 
 Blocks::Chunk Ring::chunk(const Position& at, size_t steps_back) const {
   return blocks_.chunk(at.block, peers_.wrap(peers_.rank() - 1 - static_cast<int>(steps_back)), at.index);

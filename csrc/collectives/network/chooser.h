@@ -1,0 +1,94 @@
+// The algorithm of a reduction among ranks of which each has a link of its own: the one that should be done first.
+//
+// All ranks must choose alike, so the choice depends on nothing but what they have agreed on: their number, the bytes
+// of the reduction, and options. `python -m ringtrain.doctor --algorithms` prints it, and `python -m ringtrain.bench
+// scaling` predicts by it.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/options.h"
+#include "kernels/reduce.h"
+
+namespace ringtrain {
+
+enum class Way { doubling, halving, ring, exchange, library };
+
+// A message takes hop_s, with what both ends do for it, and bytes / bytes_per_s.
+struct Link {
+  double hop_s = 0, bytes_per_s = 0;
+};
+Link link_of(const Options& options);
+
+// An array of so many bytes on each of so many ranks. Sums of 16-bit floats are float32.
+struct ReducedArray {
+  size_t ranks, bytes;
+  bool is_16_bit = false;
+};
+
+// Of an allreduce; not of the library. The essay is in chooser.cc.
+double allreduce_s(Way way, const ReducedArray& array, const Link& link);
+// How many others a rank sends to, or receives from.
+size_t connections(Way way, size_t ranks);
+const char* name_of(Way way);
+
+// For the ranks of one NetworkGroup.
+class Chooser {
+ public:
+  struct Setup {
+    std::string algorithm;        // as the option allreduce_algorithm
+    DType wire = DType::float32;  // in which long sums of float32 travel
+    Link link;
+    bool is_even = true;  // whether all links are as fast
+  };
+  // `tuning`, which all ranks may change between operations, outlives this.
+  Chooser(Setup setup, size_t ranks, const Tuning& tuning)
+      : setup_(std::move(setup)), ranks_(ranks), tuning_(&tuning) {}
+
+  // By the algorithm, by Tuning::ring_from_bytes, or else the fastest.
+  Way for_allreduce(const Reduction& reduction, size_t count) const;
+  // Neither a doubling nor the library, which take no blocks.
+  Way for_allreduce_of_blocks(const Reduction& reduction, size_t count) const;
+  Way for_reduce_scatter(const Reduction& reduction, size_t count) const;
+  Way for_allgather(size_t bytes) const;
+  // Whether parts that no rank adds up may go to all others at once.
+  bool may_exchange() const { return long_way(true) == Way::exchange; }
+  // Whether short arrays that only move take few steps: a ring that an option asks for is taken for all sizes.
+  bool has_short_moves() const { return setup_.algorithm != "ring"; }
+
+  // Whether this travels in 16 bits, though it is not of such, unless it is short.
+  bool is_narrowed(const Reduction& reduction) const;
+  // After how many messages, one after the other, a block is there.
+  size_t steps(Way way) const;
+
+  struct Choice {
+    size_t from_bytes;
+    Way way;
+  };
+  // By size: where way_of(bytes) changes, to 1 KB.
+  static std::vector<Choice> choices(const std::function<Way(size_t)>& way_of);
+
+  // The library was faster: for short arrays, or for all.
+  void prefer_library(bool for_all);
+
+ private:
+  Way way(size_t bytes, bool is_16_bit) const;
+  // Of what is too long for a doubling.
+  Way long_way(bool is_16_bit) const;
+  Way fastest(const std::vector<Way>& ways, const ReducedArray& array) const;
+  // From how many bytes on the long way is taken; nothing where the fastest one is.
+  std::optional<size_t> long_from_bytes() const;
+
+  Setup setup_;
+  size_t ranks_;
+  const Tuning* tuning_;
+  bool is_library_short_ = false;
+};
+
+}  // namespace ringtrain
