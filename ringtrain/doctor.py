@@ -602,11 +602,69 @@ def algorithms(ranks_of_hosts: Sequence[int], settings: dict[str, str]) -> list[
     return [dict(zip(("operation", "from_bytes", "algorithm", "options"), row, strict=True)) for row in rows]
 
 
+_MOST_HOSTS_IN_A_LINE, _MOST_RANKS = 32, 1 << 20
+_PREDICTED_BYTES = tuple(4**power for power in range(1, 16))
+
+
+def predictions(ranks_of_hosts: Sequence[int], settings: dict[str, str]) -> list[Data]:
+    """Return the algorithm between hosts, its predicted seconds and its connections, by the bytes of an allreduce.
+
+    Nothing where all ranks share memory, or MPI reduces. Arguments as those of `algorithms`.
+    """
+    shares_memory = settings["shared_memory"] == "auto" and settings["allreduce_algorithm"] in ("auto", "measured")
+    ranks, lanes = (len(ranks_of_hosts), min(ranks_of_hosts)) if shares_memory else (sum(ranks_of_hosts), 1)
+    algorithm = settings["cross_algorithm" if shares_memory and max(ranks_of_hosts) > 1 else "allreduce_algorithm"]
+    sharing = lanes if shares_memory else math.ceil(ranks / len(ranks_of_hosts)) if len(ranks_of_hosts) > 1 else 1
+    bytes_per_s = 1e9 / 8 * float(settings["link_gbit"]) / sharing
+    if ranks == 1 or algorithm == "mpi":
+        return []
+    predict = importlib.import_module("ringtrain._core").predict_allreduce
+    found: list[Data] = []
+    for size in _PREDICTED_BYTES:
+        row: Data = {"bytes": size}
+        for kind, element_bytes in (("float32", 4), ("float16", 2)):
+            name, seconds, connections = predict(
+                algorithm,
+                ranks,
+                size // lanes,
+                1e-6 * float(settings["link_hop_us"]),
+                bytes_per_s,
+                element_bytes,
+                float(settings["ring_from_kb"]),
+            )
+            row[kind] = {"algorithm": name, "seconds": seconds, "connections": connections}
+        found.append(row)
+    return found
+
+
+def _predictions_as_lines(rows: Sequence[Data], settings: dict[str, str]) -> Iterator[str]:
+    if not rows:
+        return
+    yield ""
+    yield (
+        f"Predicted for allreduces between hosts, with link_hop_us={float(settings['link_hop_us']):g} and "
+        f"link_gbit={float(settings['link_gbit']):g} (milliseconds, connections of a rank):"
+    )
+    for row in rows:
+        cells = [
+            f"{kind} {1e3 * row[kind]['seconds']:10.3f}  {row[kind]['connections']:3}  {row[kind]['algorithm']:<20}"
+            for kind in ("float32", "float16")
+        ]
+        yield f"{_bytes_text(row['bytes']):>8}  {'  '.join(cells)}".rstrip()
+
+
+def _bytes_text(size: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            return f"{size >> power} {unit}"
+    return f"{size} B"
+
+
 def _algorithms_as_table(ranks_of_hosts: Sequence[int], rows: Sequence[Data], settings: dict[str, str]) -> str:
     ranks, hosts = sum(ranks_of_hosts), len(ranks_of_hosts)
-    lines = [
-        f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}: {','.join(map(str, ranks_of_hosts))}"
-    ]
+    is_one_each = hosts > _MOST_HOSTS_IN_A_LINE and ranks == hosts
+    of_each = "one on each" if is_one_each else ",".join(map(str, ranks_of_hosts))
+    lines = [f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}: {of_each}"]
     if not rows:
         lines.append("one rank has nothing to send: every operation is a copy")
     width = max((len(row["operation"]) for row in rows), default=0)
@@ -616,6 +674,7 @@ def _algorithms_as_table(ranks_of_hosts: Sequence[int], rows: Sequence[Data], se
         if row["options"] and not is_said_below:
             lines.append(f"{'':<{width}}  {'':>13}  options: {row['options']}")
     lines += [
+        *_predictions_as_lines(predictions(ranks_of_hosts, settings), settings),
         "",
         "Sizes are bytes of the whole array, of all that are fused, or of the longest message of an alltoall.",
         *(
@@ -642,6 +701,12 @@ def _ranks_of_hosts(text: str) -> list[int]:
     return numbers
 
 
+def _number_of_ranks(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks from 1 to {_MOST_RANKS}")
+    return int(text)
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -660,10 +725,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=_ranks_of_hosts,
         help="print which algorithm carries out which operation from which size on, and the options that change it. "
         "RANKS is the number of ranks of each host, such as 4 or 8,8; by default the ranks are those of the job, or "
-        "without a launcher as many as this host has CPUs. The options are those of the environment, such as "
-        "RINGTRAIN_ALLREDUCE_ALGORITHM=ring",
+        "without a launcher as many as this host has CPUs. Predicted times of allreduces follow. The options are those "
+        "of the environment, such as RINGTRAIN_ALLREDUCE_ALGORITHM=ring",
+    )
+    parser.add_argument(
+        "--ranks",
+        metavar="N",
+        type=_number_of_ranks,
+        help="with --algorithms: as many ranks, one on each host",
     )
     arguments = parser.parse_args(argv)
+    if arguments.ranks and arguments.algorithms != []:
+        parser.error("--ranks is for --algorithms without the ranks of each host")
     launch = launched_by.detect()
     report = examine(launch)
     # the launcher's rank, not MPI's: under the wrong launcher every process is MPI's rank 0
@@ -671,7 +744,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.algorithms is not None:
         if is_first:
             of_job = [len(node["ranks"]) for node in (report["topology"] or {"nodes": []})["nodes"]]
-            ranks_of_hosts = arguments.algorithms or of_job or [report["cpu"]["cpus"]]
+            named = [1] * arguments.ranks if arguments.ranks else arguments.algorithms
+            ranks_of_hosts = named or of_job or [report["cpu"]["cpus"]]
             settings = table.resolve({})
             try:
                 rows = algorithms(ranks_of_hosts, settings)

@@ -10,13 +10,14 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import ringtrain as hvd
+from ringtrain import _core
 from ringtrain.bench import results
 from ringtrain.bench.measurement import CannotMeasure, Session
 from ringtrain.bench.models import MODELS, work_of
@@ -31,9 +32,7 @@ from ringtrain.timeline.report import trace
 # and a network that has less to give than all its links together.
 
 
-# As collectives/network/ has them, and tree_channel.h.
-_HALVE_FROM_BYTES = 64 << 10
-_LONGEST_CHUNK, _SHORTEST_CHUNK, _FEW_CHUNKS = 60 << 10, 8 << 10, 4
+# As tree_channel.h has it.
 _CHILDREN = 4
 _PLAN_BYTES = 128 << 20
 
@@ -77,25 +76,27 @@ def round_s(cluster: Cluster) -> float:
 
 def ring_s(cluster: Cluster, size: int) -> float:
     """All ranks in one ring, in their order, so that it crosses each link once each way."""
-    return _ring(cluster.ranks, size, cluster)
+    return between_s("ring", cluster.ranks, size, cluster)
 
 
-def _ring(places: int, size: float, cluster: Cluster) -> float:
-    """The links are busy all the time, unless each chunk is still on its way when its turn comes again."""
-    if places == 1:
-        return 0.0
-    steps, slice_bytes = 2 * (places - 1), size / places
-    chunk = min(slice_bytes, _LONGEST_CHUNK, max(slice_bytes / _FEW_CHUNKS, _SHORTEST_CHUNK))
-    of_messages = steps * (cluster.latency_s + chunk / cluster.bytes_per_s)
-    return max(steps * slice_bytes / cluster.bytes_per_s, of_messages)
+def halving_s(cluster: Cluster, size: int) -> float:
+    """All ranks exchange halves of halves with ever nearer ones. While those are on other hosts, all ranks of a host
+    use its link at the same time."""
+    shared = replace(cluster, bytes_per_s=cluster.bytes_per_s / cluster.ranks_per_host)
+    return between_s("doubling", cluster.ranks, size, shared)
 
 
-def hierarchical_s(cluster: Cluster, size: int) -> float:
-    """Each host sums first; the stages are at work at the same time, so that the slowest one counts. Short arrays are
-    doubled between the hosts."""
-    if size < _HALVE_FROM_BYTES:
-        return _doubling(cluster.hosts, size, cluster)
-    return max(_on_node(cluster, size), _ring(cluster.hosts, size, cluster))
+def chosen_s(cluster: Cluster, size: int) -> float:
+    """Each host sums first, and then the hosts; the stages are at work at the same time, so that the slowest one
+    counts."""
+    lanes = cluster.ranks_per_host
+    lane = replace(cluster, bytes_per_s=cluster.bytes_per_s / lanes)
+    return max(_on_node(cluster, size), between_s("auto", cluster.hosts, size // lanes, lane))
+
+
+def between_s(algorithm: str, places: int, size: int, cluster: Cluster) -> float:
+    """Seconds by what the ranks themselves choose by, with allreduce_algorithm=`algorithm`."""
+    return _core.predict_allreduce(algorithm, places, size, cluster.latency_s, cluster.bytes_per_s)[1]
 
 
 def _on_node(cluster: Cluster, size: int) -> float:
@@ -103,43 +104,11 @@ def _on_node(cluster: Cluster, size: int) -> float:
     return 2 * (local - 1) / local * size / cluster.node_bytes_per_s
 
 
-def halving_s(cluster: Cluster, size: int) -> float:
-    """All ranks exchange halves of halves with ever nearer ones. While those are on other hosts, all ranks of a host
-    use its link at the same time."""
-    if size < _HALVE_FROM_BYTES:
-        return _doubling(cluster.ranks, size, cluster)
-    local = cluster.ranks_per_host
-    crossing = _halving(cluster.hosts, size, cluster.bytes_per_s / local, cluster)
-    within = _halving(local, size / cluster.hosts, cluster.node_bytes_per_s, cluster)
-    return crossing + within
-
-
-def hierarchical_halving_s(cluster: Cluster, size: int) -> float:
-    """Each host sums first, and its lanes exchange halves: one stage after the other."""
-    return _on_node(cluster, size) + _halving(cluster.hosts, size, cluster.bytes_per_s, cluster)
-
-
-def _doubling(places: int, size: int, cluster: Cluster) -> float:
-    return math.ceil(math.log2(places)) * (cluster.latency_s + size / cluster.bytes_per_s)
-
-
-def _halving(places: int, size: float, bytes_per_s: float, cluster: Cluster) -> float:
-    if places == 1:
-        return 0.0
-    share = (places - 1) / places * size
-    steps = 2 * math.ceil(math.log2(places))
-    seconds = steps * cluster.latency_s + 2 * share / bytes_per_s + share / cluster.node_bytes_per_s
-    if places & (places - 1):  # those above the power of two give all they have, and get it back
-        seconds += 2 * (cluster.latency_s + size / bytes_per_s)
-    return seconds
-
-
 Algorithm = Callable[[Cluster, int], float]
 ALGORITHMS: dict[str, Algorithm] = {
+    "auto": chosen_s,
     "ring": ring_s,
-    "hierarchical": hierarchical_s,
     "halving": halving_s,
-    "hierarchical, halving": hierarchical_halving_s,
 }
 
 
@@ -165,6 +134,18 @@ def step_s(cluster: Cluster, algorithm: str, compute_s: float, gradients: Sequen
     return max(now, compute_s)
 
 
+def limit_of(cluster: Cluster, compute_s: float, gradients: Sequence[Gradient]) -> str:
+    """Returns the limit without which a step would be shortest: bytes, messages, or the work within a host."""
+    without = {
+        f"the link of a host ({8e-9 * cluster.bytes_per_s:.3g} Gbit/s for data)": replace(
+            cluster, bytes_per_s=math.inf
+        ),
+        f"the latency of a message ({1e6 * cluster.latency_s:.0f} us)": replace(cluster, latency_s=0.0),
+        "what the ranks of a host do among themselves": replace(cluster, node_bytes_per_s=math.inf),
+    }
+    return min(without, key=lambda what: step_s(without[what], "auto", compute_s, gradients))
+
+
 def spread_over_backward(compute_s: float, sizes: Sequence[int], work: Sequence[float]) -> list[Gradient]:
     """The gradients of a step whose last two thirds are the backward pass, from the last parameter to the first. Each
     takes its share of the work."""
@@ -179,6 +160,7 @@ def spread_over_backward(compute_s: float, sizes: Sequence[int], work: Sequence[
 
 
 _MOST_RANKS = 32768
+_MANY_RANKS, _GOOD = 4096, 0.9
 _SMALL_BYTES, _LARGE_BYTES = 8, 16 << 20
 _SMALL, _LARGE, _TOGETHER, _TRAINING = "8 bytes", "16 MiB", "step", "training"
 _SMALL_ITERATIONS = 50
@@ -259,9 +241,10 @@ def _predictions(arguments: argparse.Namespace) -> list[Row]:
             values = {
                 name: {"efficiency": compute_s / step_s(cluster, name, compute_s, gradients)} for name in ALGORITHMS
             }
+            key = {"part": title, "predicted ranks": ranks, "limit": limit_of(cluster, compute_s, gradients)}
             if ranks in setup.published:
                 values["published"] = {"efficiency": setup.published[ranks]}
-            rows.append(Row({"part": title, "predicted ranks": ranks}, [Round(values)]))
+            rows.append(Row(key, [Round(values)]))
     return rows
 
 
@@ -327,14 +310,29 @@ def _prediction_table(result: Result) -> list[str]:
             ]
             table.add([str(row.key["predicted ranks"]), *cells])
         lines += [part, *lines_of(table), ""]
-    return [*lines, "Predictions: the part of a step that computes. Stragglers and a busy network are not in them."]
+    return [
+        *lines,
+        "Predictions: the part of a step that computes. Stragglers and a busy network are not in them.",
+        *_limits(result),
+    ]
+
+
+def _limits(result: Result) -> list[str]:
+    """Returns a line for each step that computes for too small a part of its time on many ranks."""
+    lines = []
+    for row in result.rows:
+        spread = row.rounds[0].values
+        efficiency = spread["auto"]["efficiency"]
+        if row.key["predicted ranks"] == _MANY_RANKS and efficiency < _GOOD:
+            lines.append(f"{row.key['part']}: {efficiency:.2f} at {_MANY_RANKS} ranks, limited by {row.key['limit']}")
+    return lines
 
 
 # --- the check --------------------------------------------------------------------------------------------------------
 
 
 def _algorithms(session: Session) -> list[str]:
-    return list(_FORCED) if session.job.hosts == session.job.size else ["hierarchical"]
+    return list(_FORCED) if session.job.hosts == session.job.size else ["auto"]
 
 
 def _measured(session: Session, algorithm: str) -> Row:

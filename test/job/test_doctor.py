@@ -20,6 +20,7 @@ from ringtrain import doctor
 from ringtrain.job import launched_by
 from ringtrain.job.host import cgroup_quota, physical_cores
 from ringtrain.job.launched_by import Launch
+from ringtrain.options import table
 
 ROOT = str(Path(doctor.__file__).parents[1])
 TIMEOUT_S = 120
@@ -388,7 +389,8 @@ def test_the_algorithms_of_several_hosts_depend_on_the_ranks_of_each() -> None:
         "shared memory in each host, and at the same time a ring between hosts",
     )
     forced = choices("2,2", allreduce_algorithm="ring", wire_format="bf16")
-    assert forced["allreduce"] == [(0, "ring; sums of float32 travel as bfloat16")]
+    exchange = "each rank gets its slice of all others, and sends its sum to all"
+    assert forced["allreduce"] == [(0, f"{exchange}; sums of float32 travel as bfloat16")]
     assert choices("8,8", cross_algorithm="mpi")["allreduce"][-1][1].endswith(
         "that of MPI; a ring for what MPI cannot reduce"
     )
@@ -415,6 +417,26 @@ def test_the_table_of_one_rank_says_that_it_sends_nothing(capsys: pytest.Capture
         "1 rank on 1 host: 1",
         "one rank has nothing to send: every operation is a copy",
     ]
+
+
+def test_the_table_of_a_thousand_ranks_has_predicted_times_and_connections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--algorithms", "--ranks", "1024"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1024 ranks on 1024 hosts: one on each"
+    rows = {line[:8].strip(): line[8:].split() for line in lines if line[:8].strip().endswith("KiB")}
+    assert rows["256 KiB"][0] == "float32" and float(rows["256 KiB"][1]) > 0
+    settings = table.resolve({})
+    for row in doctor.predictions([1] * 1024, settings):
+        for kind in ("float32", "float16"):
+            assert row[kind]["connections"] <= 20 and row[kind]["seconds"] > 0
+    assert doctor.predictions([4], settings) == []  # shared memory
+
+
+def test_a_number_of_ranks_needs_the_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--ranks", "3"], ["--algorithms=2,2", "--ranks", "3"], ["--algorithms", "--ranks", "0"]):
+        with pytest.raises(SystemExit):
+            doctor.main(words)
+    assert "is not a number of ranks from 1 to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ranks", ["0", "2,", "-1", "two"])
