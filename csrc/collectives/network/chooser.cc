@@ -30,7 +30,8 @@ constexpr size_t kMostExchanging = 33;
 constexpr double kAddedPerSecond = 4e9;    // bytes
 constexpr double kFirstWindow = 64 << 10;  // bytes
 constexpr double kNotOverlapped = 0.1;     // of the bytes of a halving
-constexpr double kHopOfMany = 0.5;         // hops of a message, of which several are under way
+constexpr double kHopOfMany = 0.6;         // hops of a message, of which several are under way
+constexpr double kChunks_s = 8e-6;         // of the chunks of a slice that follow the first one
 
 double steps_of_doubling(size_t ranks) {
   const double power = std::floor(std::log2(static_cast<double>(ranks)));
@@ -70,7 +71,8 @@ double allreduce_s(Way way, const ReducedArray& array, const Link& link) {
       return 2 * (steps + round_trips) * link.hop_s + sent / link.bytes_per_s;
     }
     case Way::ring:
-      return (2 * others + round_trips_to_grow(bytes / ranks, link)) * link.hop_s + share / link.bytes_per_s;
+      return 2 * others * (link.hop_s + kChunks_s) + round_trips_to_grow(bytes / ranks, link) * link.hop_s +
+             share / link.bytes_per_s;
     case Way::exchange:
       return 2 * (1 + others * kHopOfMany) * link.hop_s + share / link.bytes_per_s;
     case Way::library:
