@@ -9,6 +9,7 @@ import glob
 import importlib.util
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,12 +21,13 @@ _PLUGINS_OF_JAX = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 class Choice(NamedTuple):
     """The GPU of a rank, as all ranks get to know it.
 
-    `device` is its number among the `visible` ones, those that the process may use: CUDA_VISIBLE_DEVICES. `is_kept`:
-    the script works on it already, although init() would have taken another one.
+    `device` is its number among the `visible` ones, those that the process may use: CUDA_VISIBLE_DEVICES. `mark` tells
+    the GPUs of a node apart; the UUID, which does not compress, would be half of all that ranks are told of each other.
+    `is_kept`: the script works on it already, although init() would have taken another one.
     """
 
     device: int
-    uuid: str
+    mark: str
     visible: int
     is_kept: bool
 
@@ -47,10 +49,14 @@ def choose(local_rank: int, gpus_per_rank: int) -> Choice:
     device = usual(local_rank, gpus_per_rank, visible)
     taken = [number for number in range(visible) if _core.gpu_has_context(number)]
     if not taken or device in taken:
-        return Choice(device, _core.gpu_uuid(device), visible, is_kept=False)
+        return Choice(device, _mark(device), visible, is_kept=False)
     if len(taken) == 1:
-        return Choice(taken[0], _core.gpu_uuid(taken[0]), visible, is_kept=True)
+        return Choice(taken[0], _mark(taken[0]), visible, is_kept=True)
     return NO_CHOICE
+
+
+def _mark(device: int) -> str:
+    return f"{zlib.crc32(_core.gpu_uuid(device).encode()):08x}"
 
 
 def use(choice: Choice) -> None:
@@ -97,7 +103,7 @@ def describe_sharing(nodes: Sequence[int], local_ranks: Sequence[int], choices: 
     Args: of every rank its node, its local rank and its GPU.
     """
     pair = _core.needless_sharing(
-        list(nodes), [choice.uuid for choice in choices], [choice.visible for choice in choices]
+        list(nodes), [choice.mark for choice in choices], [choice.visible for choice in choices]
     )
     if pair is None:
         return ""
