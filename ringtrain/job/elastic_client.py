@@ -18,6 +18,7 @@ from ringtrain import errors
 from ringtrain.errors import PeerLostError
 from ringtrain.job import sockets
 from ringtrain.job.host import addresses_of
+from ringtrain.job.rendezvous.columns import of_columns
 from ringtrain.job.rendezvous.generations import Arrival
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
 from ringtrain.job.rendezvous.secret import job_secret
@@ -115,8 +116,7 @@ class ElasticClient:
         answer = self._answer()
         if answer["kind"] == "again":
             raise AgainError
-        values: list[Any] = answer["values"]
-        return values
+        return of_columns(answer["values"])
 
     def round_trip_s(self) -> float:
         """The shortest round trip to the rendezvous."""

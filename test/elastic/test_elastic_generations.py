@@ -117,7 +117,8 @@ def test_messages_of_all_are_answered_in_the_order_of_the_ranks():
     assert not machine.say("c", 1, "of c", 0.0)
     assert not machine.say("a", 1, "of a", 0.0)
     output = machine.say("b", 1, "of b", 0.0)
-    assert output == [Tell(member, {"kind": "heard", "values": ["of a", "of b", "of c"]}) for member in "abc"]
+    assert output == [Tell(member, {"kind": "heard", "values": {"rows": ["of a", "of b", "of c"]}}) for member in "abc"]
+    assert len({id(one.message) for one in output}) == 1  # so it is packed once
 
 
 @pytest.mark.parametrize("how", ["lose", "come", "done"])

@@ -226,7 +226,7 @@ SCHEDULER = {
         "place = self._places[member]\n        if not place:",
     ),
     "a worker that comes back holds a round alone that the others have not held yet": Patch(
-        _ROUNDS, " and not of_label.said and has_been_held:", " and not of_label.said:"
+        _ROUNDS, "if is_alone and label in self._held and self._held[label].issuperset(originals):", "if is_alone:"
     ),
     "a round ends without one of its workers": Patch(
         _ROUNDS, "elif awaited <= said.keys():", "elif len(awaited - said.keys()) <= 1:"
@@ -250,15 +250,15 @@ _GENERATIONS = "job/rendezvous/generations.py"
 
 ELASTIC = {
     "a generation is formed while a process is still at work": Patch(
-        _GENERATIONS, "if not self._failure and not at_work:", "if not self._failure and len(at_work) < 2:"
+        _GENERATIONS, "if not self._failure and not self._busy:", "if not self._failure and len(self._busy) < 2:"
     ),
     "the newest state is not the first one": Patch(
         _GENERATIONS, "return -one.arrival.commits, one.rank", "return one.arrival.commits, one.rank"
     ),
     "ranks wait in init() for the answer of one that has come again": Patch(
         _GENERATIONS,
-        "for member in [*(one for one in self._said if one in self._members), *asking]:",
-        "for member in asking:",
+        "self._tell_all([*(one for one in self._said if one in self._members), *asking],",
+        "self._tell_all(asking,",
     ),
 }
 

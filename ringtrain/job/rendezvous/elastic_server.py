@@ -14,6 +14,7 @@ _TICK_S = 0.1
 # A host is lost whose system has not answered for so long; it is asked at every beat.
 _SILENT_S = 1.0
 _BEAT_S = 0.25
+_BEAT = {"kind": "beat"}  # packed once for all
 
 
 class ElasticServer:
@@ -65,7 +66,7 @@ class ElasticServer:
         self._do(self._generations.tick(time.monotonic()))
         if time.monotonic() >= self._beat_s:
             for line in list(self._lines.values()):
-                self._hub.send(line, {"kind": "beat"})
+                self._hub.send(line, _BEAT)
             self._beat_s = time.monotonic() + _BEAT_S
 
     def hear(self, line: Line, message: dict[str, Any]) -> None:

@@ -1,5 +1,8 @@
 """The members of each generation of an elastic job. Uses no sockets, threads or clock: time is an argument.
 
+Each message of a process is handled in constant time, whatever their number is, but for the one that forms a generation
+and the one that tells of a loss: these take time for each process. A message to all is one object.
+
 A generation is formed when all processes that live have come for it, so there is one arbiter and no split brain. A
 process lives until `lose` or `done` says otherwise. A process that comes while a generation is at work waits for the
 next one, and the generation is told that there is news if it has room.
@@ -26,9 +29,11 @@ waits is released when the generation at work has no retired processes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from ringtrain.job.rendezvous.columns import in_columns
 
 # How long a process that does not answer may keep the others waiting, and then how long its starter may take to end it.
 SILENCE_S = 10.0
@@ -159,10 +164,8 @@ class _Member:
     slot: int | None = None  # among the processes of its host, from when it first has a rank to its end
     is_waiting: bool = True
     is_released: bool = False  # it was retired, and is told to end
-    has_joined: bool = False  # the generation: its init() has returned
     is_ready: bool = False  # to train with the others of the generation
     commits_to_train: int = 0  # that its state had then
-    has_news: bool = False
     stuck_s: float | None = None  # since when
 
 
@@ -176,6 +179,10 @@ class Generations:
         self._numbers = itertools.count()
         self._generation = 0
         self._chosen: list[str] = []  # of the generation, by rank
+        self._busy: set[str] = set()  # of these, the ones that have not come for the next generation
+        self._joining: set[str] = set()  # and of these, the ones whose init() has not returned
+        self._returned: set[str] = set()  # of the generation, the ones that have come for the next
+        self._has_spread_news = False  # to all of the generation
         self._is_broken = True  # until the first is formed
         self._said: dict[str, Any] = {}  # in this round of the generation
         self._ready_count = 0  # of the generation
@@ -206,7 +213,9 @@ class Generations:
         if known is None:
             known = self._members[member] = _Member(arrival, next(self._numbers), now_s)
         known.arrival, known.heard_s, known.is_waiting, known.stuck_s = arrival, now_s, True, None
+        self._note_away(member)
         if known.rank is not None:
+            self._returned.add(member)
             self._break(now_s)
         return self._advance(now_s)
 
@@ -223,15 +232,15 @@ class Generations:
         if len(self._said) == len(self._chosen):
             values = [self._said[one] for one in self._chosen]
             self._said = {}
-            for one in self._chosen:
-                self._tell(one, {"kind": "heard", "values": values})
+            self._tell_all(self._chosen, {"kind": "heard", "values": in_columns(values)})
         return self._take()
 
     def joined(self, member: str, generation: int, now_s: float) -> None:
         """The init() of a process has returned."""
         known = self._members.get(member)
         if known is not None and generation == self._generation:
-            known.heard_s, known.has_joined = now_s, True
+            known.heard_s = now_s
+            self._joining.discard(member)
 
     def ready(self, member: str, generation: int, commits: int, is_asking: bool, now_s: float) -> list[Output]:
         """A process has called the function that trains, and waits there for the others of its generation.
@@ -274,6 +283,7 @@ class Generations:
         known = self._members.pop(member, None)
         if known is None:
             return self._take()
+        self._note_away(member)
         self._output.append(Done(member))
         self._is_ending = True
         if known.rank is not None:
@@ -318,26 +328,37 @@ class Generations:
     def _tell(self, member: str, message: dict[str, Any]) -> None:
         self._output.append(Tell(member, message))
 
+    def _tell_all(self, members: Iterable[str], message: dict[str, Any]) -> None:
+        """One object, so that the server packs it once."""
+        self._output += [Tell(member, message) for member in members]
+
+    def _note_away(self, member: str) -> None:
+        """The process is not at work any more."""
+        for those in (self._busy, self._joining, self._returned):
+            those.discard(member)
+
     def _dismiss(self, members: list[str]) -> None:
         """The job ends without these."""
         for name in members:
             del self._members[name]
-            self._tell(name, {"kind": "over"})
+            self._note_away(name)
+        self._tell_all(members, {"kind": "over"})
 
     def _forget(self, member: str, text: str, now_s: float) -> None:
         known = self._members.pop(member, None)
         if known is None:
             return
+        self._note_away(member)
         self._left.append(Left(member, text))
         self._output.append(self._left[-1])
         if known.rank is not None:
-            for other in self._at_work():
-                self._tell(other, {"kind": "lost", "text": f"rank {known.rank} ({member}) is gone: {text}"})
+            lost = {"kind": "lost", "text": f"rank {known.rank} ({member}) is gone: {text}"}
+            self._tell_all(self._at_work(), lost)
             self._break(now_s)
 
     def _at_work(self) -> list[str]:
         """Returns the processes of the generation that have not come for the next one."""
-        return [name for name, one in self._members.items() if not one.is_waiting]
+        return [name for name in self._members if name in self._busy] if self._busy else []
 
     def _waiting(self) -> list[str]:
         """Returns the processes that have come and may stay in the job."""
@@ -357,15 +378,13 @@ class Generations:
                 self._lost_since = None
             self._lost_since = now_s if self._lost_since is None else self._lost_since
         asking = [name for name in self._at_work() if self._members[name].is_ready] if self._is_state_in_doubt else []
-        for member in [*(one for one in self._said if one in self._members), *asking]:
-            self._tell(member, {"kind": "again"})
+        self._tell_all([*(one for one in self._said if one in self._members), *asking], {"kind": "again"})
         self._said, self._is_state_in_doubt = {}, False
 
     def _spread_news(self) -> None:
-        for name in self._at_work():
-            if not self._members[name].has_news:
-                self._members[name].has_news = True
-                self._tell(name, {"kind": "news"})
+        if not self._has_spread_news:
+            self._has_spread_news = True
+            self._tell_all(self._at_work(), {"kind": "news"})
 
     def _enough(self) -> int:
         if self._is_ending:
@@ -375,22 +394,22 @@ class Generations:
     def _advance(self, now_s: float) -> list[Output]:
         """Form a generation, or find out what it waits for."""
         self._latest_s = now_s
-        at_work = self._at_work()
-        if not self._failure and not at_work:
+        if not self._failure and not self._busy:
             chosen = self._choice()
             if chosen:
                 self._form(chosen, now_s)
-                at_work = self._at_work()
-        if not self._failure and self._may_have_others(at_work):
+        if not self._failure and self._may_have_others():
             self._spread_news()
-        if at_work and self._retired and not self._has_retired(self._chosen):
+        if self._busy and self._retired and not self._has_retired(self._chosen):
             self._release()
-        self._note_short(at_work, now_s)
-        self._note_wait(at_work, now_s)
+        self._note_short(now_s)
+        self._note_wait(now_s)
         return self._take()
 
     def _choice(self) -> list[str]:
         """Chooses the members of the next generation, by rank, among those that have come; none if too few have."""
+        if len(self._members) - len(self._busy) < self._enough():
+            return []
         others, retired = self._waiting(), self._waiting_retired()
         if len(others) >= self._enough():
             newest = self._in_order(retired)[:1]
@@ -402,15 +421,16 @@ class Generations:
             return self._beside_each_other(self._in_order([*others, *retired])[: self._limits.most])
         return []
 
-    def _may_have_others(self, at_work: list[str]) -> bool:
+    def _may_have_others(self) -> bool:
         """Whether the generation at work should end for another one: there is room, or retired members may go."""
-        if self._is_ending or not at_work:
+        if self._is_ending or not self._busy:
             return False
-        if self._has_retired(at_work):
+        if self._has_retired(self._busy):
             return self._stay_count() >= self._enough()
-        return len(at_work) < self._limits.most and bool(self._waiting())
+        has_waiting = bool(self._waiting()) if self._retired else len(self._members) > len(self._busy)
+        return len(self._busy) < self._limits.most and has_waiting
 
-    def _has_retired(self, members: list[str]) -> bool:
+    def _has_retired(self, members: Collection[str]) -> bool:
         return bool(self._retired) and any(name in self._retired for name in members)
 
     def _stay_count(self) -> int:
@@ -433,9 +453,11 @@ class Generations:
         for rank, name in enumerate(chosen):
             one = self._members[name]
             one.rank, one.last_generation = rank, self._generation
-            one.is_waiting = one.has_news = one.has_joined = one.is_ready = False
-            one.slot = self._free_slot(one.arrival.host) if one.slot is None else one.slot
+            one.is_waiting = one.is_ready = False
+        self._assign_slots(chosen)
         self._chosen, self._is_broken, self._said = chosen, False, {}
+        self._busy, self._joining, self._returned = set(chosen), set(chosen), set()
+        self._has_spread_news = False
         self._formed_s, self._ready_count = now_s, 0
         lost_s = self._seconds_lost + (0.0 if self._lost_since is None else now_s - self._lost_since)
         world = {
@@ -483,10 +505,20 @@ class Generations:
         hosts = {host: place for place, host in reversed(list(enumerate(map(self._host, ordered))))}
         return sorted(ordered, key=lambda name: hosts[self._host(name)])
 
-    def _free_slot(self, host: str) -> int:
-        """Returns the slot of a process of that host that was lost, or the next one."""
-        taken = {one.slot for one in self._members.values() if one.arrival.host == host}
-        return next(slot for slot in itertools.count() if slot not in taken)
+    def _assign_slots(self, chosen: list[str]) -> None:
+        """Gives those without a slot the one of a process of their host that was lost, or the next one."""
+        taken: dict[str, set[int]] = {}
+        for one in self._members.values():
+            if one.slot is not None:
+                taken.setdefault(one.arrival.host, set()).add(one.slot)
+        free: dict[str, Iterator[int]] = {}
+        for member in (self._members[name] for name in chosen):
+            if member.slot is None:
+                host = member.arrival.host
+                slots = free.setdefault(
+                    host, itertools.filterfalse(taken.get(host, set()).__contains__, itertools.count())
+                )
+                member.slot = next(slots)
 
     def _host(self, name: str) -> str:
         return self._members[name].arrival.host
@@ -499,8 +531,7 @@ class Generations:
         if self._lost_since is not None and not self._failure:
             self._seconds_lost += now_s - self._lost_since
             self._lost_since = None
-            for name in self._chosen:
-                self._tell(name, {"kind": "begun", "seconds_lost": self._seconds_lost})
+            self._tell_all(self._chosen, {"kind": "begun", "seconds_lost": self._seconds_lost})
 
     def _judge_state(self) -> None:
         """Nobody has it from training: the training goes on from a file, begins anew, or ends."""
@@ -514,23 +545,21 @@ class Generations:
             return
         self._has_commits = False
         self._output.append(StateLost(self._generation, commits))
-        for name in self._chosen:
-            self._tell(name, {"kind": "verdict", "commits": commits})
+        self._tell_all(self._chosen, {"kind": "verdict", "commits": commits})
 
     def _fail(self, text: str) -> None:
         self._failure = Failed(text)
-        for name in self._members:
-            self._tell(name, {"kind": "failed", "text": text})
+        self._tell_all(self._members, {"kind": "failed", "text": text})
         self._output.append(self._failure)
 
     # --- too few processes --------------------------------------------------------------------------------------------
 
-    def _note_short(self, at_work: list[str], now_s: float) -> None:
+    def _note_short(self, now_s: float) -> None:
         """Too few is what has come where nobody is at work, and what may stay where retired ones are."""
         if self._failure or (self._is_ending and not self._members):
             is_short = False
-        elif at_work:
-            is_short = self._has_retired(at_work) and self._stay_count() < self._enough()
+        elif self._busy:
+            is_short = self._has_retired(self._busy) and self._stay_count() < self._enough()
         else:
             is_short = True
         if not is_short:
@@ -546,29 +575,29 @@ class Generations:
             self._form(self._beside_each_other(self._in_order(waiting)[: self._limits.most]), now_s)
             return
         least, seconds = self._limits.least, f"{self._limits.timeout_s:g} s ({self._limits.name_of_timeout})"
-        if self._at_work():
+        if self._busy:
             self._fail(f"{_processes(self._stay_count())} of at least {least} have been on named hosts for {seconds}")
         else:
             self._fail(f"{_processes(len(waiting))} of at least {least} have come in {seconds}")
 
     # --- processes that keep the others waiting -----------------------------------------------------------------------
 
-    def _note_wait(self, at_work: list[str], now_s: float) -> None:
-        what = self._what_is_awaited(at_work)
+    def _note_wait(self, now_s: float) -> None:
+        what = self._what_is_awaited()
         if what == self._wait:
             return
         is_start = self._generation == 0
         self._wait, self._wait_since = what, now_s
         self._report_at = now_s + (_FIRST_REPORTED_AFTER_S if is_start else _REPORTED_AFTER_S)
 
-    def _what_is_awaited(self, at_work: list[str]) -> str:
+    def _what_is_awaited(self) -> str:
         if self._failure or (self._is_ending and not self._members):
             return ""
-        if not at_work:
+        if not self._busy:
             return "processes"
-        if any(one.is_waiting and one.rank is not None for one in self._members.values()):
+        if self._returned:
             return "next"
-        if self._said or not all(self._members[name].has_joined for name in at_work):
+        if self._said or self._joining:
             return "init"
         if 0 < self._ready_count < len(self._chosen):
             return "train"
@@ -581,7 +610,7 @@ class Generations:
             return at_work
         if self._wait == "init":
             said = self._said
-            return [name for name in at_work if (name not in said if said else not self._members[name].has_joined)]
+            return [name for name in at_work if (name not in said if said else name in self._joining)]
         if self._wait == "train":
             return [name for name in at_work if not self._members[name].is_ready]
         if self._wait == "replacements":
@@ -593,8 +622,7 @@ class Generations:
         late = self._late()
         if late and self._wait != "replacements" and now_s - self._pinged_s >= _PING_S:
             self._pinged_s = now_s
-            for name in late:
-                self._tell(name, {"kind": "ping"})
+            self._tell_all(late, {"kind": "ping"})
         if self._wait == "replacements" or (self._wait == "train" and not self._is_state_in_doubt):
             return  # the others have a deadline of their own
         for name in late:
@@ -629,8 +657,7 @@ class Generations:
             if not late:
                 return
         if self._wait == "train":
-            for name in late:
-                self._tell(name, {"kind": "awaited", "seconds": waited_s})
+            self._tell_all(late, {"kind": "awaited", "seconds": waited_s})
         here = self._waiting() if self._wait == "processes" else []
         needed = max(0, self._enough() - (len(here) if self._wait == "processes" else self._stay_count()))
         came = tuple(name for name, one in self._members.items() if one.is_waiting)

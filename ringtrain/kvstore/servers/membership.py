@@ -275,8 +275,20 @@ class _State:
     empty_s: float | None = None  # since when a job that has not begun has had no process
 
 
+class _Workers(NamedTuple):
+    """The workers, by number, until a process comes or is lost, announced or done."""
+
+    here: dict[int, Process]  # includes workers whose loss is not announced yet
+    originals: list[int]  # those that live and have not replaced a lost one
+    gone: dict[int, Failure]
+
+
 class Membership:
-    """The state machine. Every method returns what to do now, in this order."""
+    """The state machine. Every method returns what to do now, in this order.
+
+    The message of a worker in a round takes constant time; the last one of a round, and each change of the processes,
+    take time for each process. A message to all is one object.
+    """
 
     def __init__(self, limits: Limits):
         self._limits = limits
@@ -290,6 +302,7 @@ class Membership:
         self._orders: dict[int, _Order] = {}
         self._numbers = itertools.count()
         self._state = _State()
+        self._known_workers: _Workers | None = None  # as long as no process changes
 
     # --------------------------------------------------------------------------------------------------- processes
 
@@ -312,19 +325,20 @@ class Membership:
         before = self._processes.get(place)
         process.term = before.term + 1 if before is not None else 0
         self._processes[place], self._places[member] = process, place
+        self._known_workers = None
         self._vacancies.pop(place, None)
         self._state.empty_s = None
         process.is_recovery = self._state.is_running
         output += [
             Note(f"{in_words(place, process)} has come"),
-            Tell(member, {"kind": "place", "id": message["id"], "role": place.role, "number": place.number}),
+            Tell(member, self._own_place(place, message["id"])),
         ]
         if not self._state.is_running:
             return output + self._begin_if_all_are_here()
         if place.role == WORKER:  # a server reports when it is ready
             self._state.lonely_s = None
             output += self._announce_return(place)
-        return [*output, Tell(member, self._world(place))]
+        return [*output, Tell(member, self._world())]
 
     def lose(self, member: int, text: str, now_s: float) -> list[Output]:
         """A process has died, or is taken for dead."""
@@ -333,6 +347,7 @@ class Membership:
             return []
         process = self._processes[place]
         process.lost_s, process.text = now_s, text
+        self._known_workers = None
         output: list[Output] = [Note(f"{in_words(place, process)} is lost: {text}"), Drop(member)]
         if not self._state.is_running:
             del self._processes[place]  # another process may take it before the job begins
@@ -352,6 +367,7 @@ class Membership:
             return []
         process = self._processes[place]
         process.is_done = True
+        self._known_workers = None
         output: list[Output] = [Note(f"{in_words(place, process)} is done"), Drop(member)]
         text = _how_it_is_gone(place, process)
         left = {"kind": "left", "role": place.role, "number": place.number, "text": text, "term": process.term}
@@ -375,7 +391,7 @@ class Membership:
             if process.is_overdue(now_s, self._limits.rejoin_s):
                 output += self._announce(place)
         output += [Tell(member, failure) for member, failure in self._directory.overdue(now_s)]
-        output += [Tell(member, failure) for member, failure in self._rounds.overdue(now_s, self._workers_here())]
+        output += [Tell(member, failure) for member, failure in self._rounds.overdue(now_s, self._workers().here)]
         waits = self._waits()
         output += [*self._end_waits(waits), *self._warn(waits, now_s)]
         output += self._say_who_has_not_come(now_s)
@@ -435,7 +451,7 @@ class Membership:
 
     def _say(self, place: Place, message: Message, now_s: float) -> list[Output]:
         member = self._processes[place].member
-        originals = [other.number for other, one in self._of(WORKER) if one.is_here() and not one.is_recovery]
+        originals = self._workers().originals
         answers: list[Output] = [
             Tell(*one) for one in self._rounds.say(message, place.number, member, now_s, originals)
         ]
@@ -448,7 +464,7 @@ class Membership:
 
     def _waits(self) -> dict[int, Wait]:
         """Returns the workers that wait for others, by number."""
-        waits = [*self._rounds.waits(self._workers_here()), *self._directory.waits()]
+        waits = [*self._rounds.waits(self._workers().here), *self._directory.waits()]
         here = {one.member: place.number for place, one in self._of(WORKER) if one.is_here()} if waits else {}
         return {here[wait.member]: wait for wait in waits if wait.member in here}
 
@@ -508,12 +524,8 @@ class Membership:
 
     def _close_rounds(self) -> list[Output]:
         """Ends rounds that are complete, or that a lost worker will never join."""
-        gone = {
-            place.number: Failure(process.is_done, in_words(place, process), process.text)
-            for place, process in self._processes.items()
-            if place.role == WORKER and not process.is_here() and (process.is_done or process.is_announced)
-        }
-        return [Tell(*one) for one in self._rounds.close(self._workers_here(), gone, self._state.is_elastic)]
+        workers = self._workers()
+        return [Tell(*one) for one in self._rounds.close(workers.here, workers.gone, self._state.is_elastic)]
 
     def _count_dead(self, who: int, silent_s: float, now_s: float) -> int:
         """`who`: 1 is the scheduler, which answers, 2 the servers and 4 the workers."""
@@ -639,9 +651,19 @@ class Membership:
     def _here(self) -> list[Process]:
         return [one for one in self._processes.values() if one.is_here()]
 
-    def _workers_here(self) -> dict[int, Process]:
-        """Includes workers whose loss is not announced yet."""
-        return {place.number: one for place, one in self._of(WORKER) if one.is_here() or one.may_come_back()}
+    def _workers(self) -> _Workers:
+        if self._known_workers is None:
+            workers = dict(self._of(WORKER))
+            self._known_workers = _Workers(
+                {place.number: one for place, one in workers.items() if one.is_here() or one.may_come_back()},
+                [place.number for place, one in workers.items() if one.is_here() and not one.is_recovery],
+                {
+                    place.number: Failure(one.is_done, in_words(place, one), one.text)
+                    for place, one in workers.items()
+                    if one.is_done or (one.lost_s is not None and one.is_announced)
+                },
+            )
+        return self._known_workers
 
     # ------------------------------------------------------------------------------------------- beginning and end
 
@@ -649,14 +671,19 @@ class Membership:
         if len(self._processes) < self._limits.workers + self._limits.servers:
             return []
         self._state.is_running = True
-        return [Tell(one.member, self._world(place)) for place, one in self._processes.items()]
+        world = self._world()
+        return [Tell(one.member, world) for one in self._processes.values()]
 
-    def _world(self, own: Place) -> Message:
+    def _own_place(self, place: Place, request: int) -> Message:
+        own = {"role": place.role, "number": place.number, "is_recovery": self._processes[place].is_recovery}
+        return {"kind": "place", "id": request, **own}
+
+    def _world(self) -> Message:
+        """The same for all, so that it is packed once."""
         servers = dict(self._of(SERVER if self._limits.servers else WORKER))
         workers = dict(self._of(WORKER))
         return {
             "kind": "world",
-            "number": own.number,
             "workers": self._limits.workers,
             "capacity": self._limits.capacity,
             "servers": [servers[place].addresses for place in sorted(servers)],
@@ -669,7 +696,6 @@ class Membership:
                 if one.snapshot_age_s is not None
             },
             "token": self._token,
-            "is_recovery": self._processes[own].is_recovery,
             "terms": {str(place.number): one.term for place, one in workers.items()},
             "gone": {
                 str(place.number): _how_it_is_gone(place, one)
@@ -695,6 +721,7 @@ class Membership:
         for one in overdue:
             place = self._places.pop(one.member)
             del self._processes[place]
+            self._known_workers = None
             output.append(Drop(one.member))
         if not self._processes:
             self._state.is_over = True
@@ -748,6 +775,7 @@ class Membership:
         """Tells all processes that this one is lost."""
         process = self._processes[place]
         process.is_announced = True
+        self._known_workers = None
         text = _how_it_is_gone(place, process)
         lost = {"kind": "lost", "role": place.role, "number": place.number, "text": text, "term": process.term}
         found = [Tell(*one) for one in self._directory.lose(place, text)] if place == Place(WORKER, 0) else []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ringtrain.errors import list_of_ranks
+from ringtrain.job.rendezvous.columns import in_columns
 from ringtrain.kvstore.servers.waits import Wait
 
 Message = dict[str, Any]
@@ -27,9 +28,9 @@ class _Said:
     value: Any
     member: int
     id: int
-    began_s: float
-    end_s: float
-    warn_s: float
+    began_s: float = 0.0
+    end_s: float = 0.0
+    warn_s: float = 0.0
 
 
 @dataclass
@@ -73,9 +74,9 @@ class Rounds:
         """Adds to the round of a label. `originals`: the living workers that have not replaced a lost one."""
         label = str(message["label"])
         of_label = self._open.get(label, _Round())
-        has_been_held = label in self._held and self._held[label].issuperset(originals)
-        if message["joins_only"] and not of_label.said and has_been_held:
-            return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
+        is_alone = message["joins_only"] and not of_label.said
+        if is_alone and label in self._held and self._held[label].issuperset(originals):
+            return _answers({number: _Said(message["value"], member, message["id"])})
         patience_s = float(message["patience_s"]) or float("inf")
         warn_s = now_s + (float(message["warning_s"]) or float("inf"))
         said = _Said(message["value"], member, message["id"], now_s, now_s + patience_s, warn_s)
@@ -92,6 +93,8 @@ class Rounds:
         ending = self._open[END].said if END in self._open else {}
         for label, of_label in list(self._open.items()):
             said = of_label.said
+            if not gone and (label == END or not ending) and len(said) < len(workers):
+                continue  # the usual case takes constant time
             of_label.came.difference_update(gone)
             for number in [number for number in said if number in gone]:
                 del said[number]  # it has died since
@@ -106,8 +109,7 @@ class Rounds:
                     for one in said.values()
                 ]
             elif awaited <= said.keys():
-                values = {str(number): said[number].value for number in sorted(said)}
-                answers += [(one.member, {"kind": "answer", "id": one.id, "value": values}) for one in said.values()]
+                answers += _answers(said)
             else:
                 continue
             del self._open[label]
@@ -146,6 +148,14 @@ class Rounds:
     def _note_held(self, label: str, workers: Collection[int]) -> None:
         if workers:
             self._held.setdefault(label, set()).update(workers)
+
+
+def _answers(said: Mapping[int, _Said]) -> list[tuple[int, Message]]:
+    """First to all what all have said, one object that is packed once, then to each the answer to its request."""
+    numbers = sorted(said)
+    of_all = {"kind": "said", "numbers": numbers, "values": in_columns([said[number].value for number in numbers])}
+    answers: list[tuple[int, Message]] = [(one.member, of_all) for one in said.values()]
+    return answers + [(one.member, {"kind": "answer", "id": one.id, "value": None}) for one in said.values()]
 
 
 def _why(label: str, missed: Mapping[int, Failure]) -> str:

@@ -20,6 +20,7 @@ def say(verbose: int, who: str, text: str) -> None:
 
 
 _TICK_S = 0.1
+_BEAT = {"kind": "beat"}  # packed once for all that beat one after the other
 # One message may have the directory of a large model.
 _MOST_BYTES = 1 << 26
 # A longer pause of this process counts as this much silence of the others, whose messages are still unread. With a
@@ -95,7 +96,7 @@ class Scheduler:
         else:
             self._do(self._membership.hear(self._members[line], message, now_s))
         if message["kind"] == "beat":
-            self._hub.send(line, {"kind": "beat"})
+            self._hub.send(line, _BEAT)
 
     def lose(self, line: Line, text: str) -> None:
         member = self._members.pop(line, None)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ringtrain import errors
+from ringtrain.job.rendezvous.columns import of_columns
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
 from ringtrain.job.rendezvous.server import Place, connect
 from ringtrain.kvstore.servers.rounds import END
@@ -129,6 +130,8 @@ class SchedulerClient:
         self._sending = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[Notice]] = {}
         self._next_id = 1
+        self._number, self._is_recovery = 0, False  # of the place of this process
+        self._said: Notice = {}  # what all workers have said in the round whose answer comes next
         self._standing = Standing(silent_s, time.monotonic())
         self._world: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
@@ -159,7 +162,8 @@ class SchedulerClient:
         about = {"host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt, "patience_s": self._timeout_s}
         about |= {"heartbeat_s": self._heartbeat_s, "size": size}
         answer = self._ask({"kind": "come", "role": role, "task": task, "addresses": addresses, **about}, _GRACE_S)
-        return str(answer["role"]), int(answer["number"])
+        self._number, self._is_recovery = int(answer["number"]), bool(answer["is_recovery"])
+        return str(answer["role"]), self._number
 
     def world(self) -> World:
         """Waits for all workers and servers.
@@ -175,7 +179,7 @@ class SchedulerClient:
                 message = self._world.get(timeout=_LOOK_S)  # Ctrl-C interrupts it
                 if message["kind"] != "world":
                     raise _error(message)
-                return _world_of(message)
+                return _world_of(message, self._number, self._is_recovery)
             self._require_scheduler()
             if time.monotonic() > end_s:
                 raise errors.StalledError(f"the scheduler has not answered for {self._timeout_s + _GRACE_S:g} s")
@@ -210,8 +214,8 @@ class SchedulerClient:
         """
         said = {"label": label, "value": value, "joins_only": joins_only}
         limits = {"patience_s": patience_s, "warning_s": warning_s}
-        answer = self._ask({"kind": "say", **said, **limits}, patience_s, has_pushed)
-        return {int(number): said for number, said in answer["value"].items()}
+        of_all: dict[str, Any] = self._ask({"kind": "say", **said, **limits}, patience_s, has_pushed)["said"]
+        return dict(zip(of_all["numbers"], of_columns(of_all["values"]), strict=True))
 
     def publish(self, store: int, entries: dict[str, Any]) -> None:
         """Publishes entries in the directory; an entry has at least a "version"."""
@@ -384,10 +388,12 @@ class SchedulerClient:
         self._standing.hear(message, time.monotonic())
         if kind in ("beat", "expelled"):
             return
-        if kind in ("answer", "error", "place"):
+        if kind == "said":
+            self._said = message
+        elif kind in ("answer", "error", "place"):
             answers = self._answers.get(message["id"])
             if answers is not None:
-                answers.put({**message, "heard": self._heard})
+                answers.put({**message, "heard": self._heard, "said": self._said})
         elif kind in ("world", "failed"):
             self._world.put(message)
         elif kind == "over":
@@ -417,9 +423,9 @@ class SchedulerClient:
         self._outgoing.close()
 
 
-def _world_of(message: Notice) -> World:
+def _world_of(message: Notice, number: int, is_recovery: bool) -> World:
     return World(
-        number=message["number"],
+        number=number,
         workers=message["workers"],
         capacity=message["capacity"],
         servers=[[(str(host), int(port)) for host, port in of_one] for of_one in message["servers"]],
@@ -428,7 +434,7 @@ def _world_of(message: Notice) -> World:
         living=message["living"],
         restored={int(number): float(age_s) for number, age_s in message["restored"].items()},
         token=message["token"],
-        is_recovery=message["is_recovery"],
+        is_recovery=is_recovery,
         terms={int(number): int(term) for number, term in message["terms"].items()},
         gone={int(number): str(text) for number, text in message["gone"].items()},
     )
