@@ -64,9 +64,9 @@ class Listener:
             self._strangers.acquire()  # within ANSWER_S one of them has gone, or is none any more
             sock = None
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
                 allow_descriptors(sock.fileno() + _SPARE_DESCRIPTORS)
-                threading.Thread(target=self._let_in, args=(sock,), daemon=True).start()
+                threading.Thread(target=self._let_in, args=(sock, address[0]), daemon=True).start()
             except (OSError, RuntimeError, MemoryError) as error:
                 self._strangers.release()
                 self._warn_of_descriptors(error)
@@ -76,12 +76,12 @@ class Listener:
                     return
                 time.sleep(_FULL_S)
 
-    def _let_in(self, sock: socket.socket) -> None:
+    def _let_in(self, sock: socket.socket, host: str) -> None:
         try:
             connection = Connection(sock)
             connection.prove_as_server(self._secret, time.monotonic() + ANSWER_S)
         except (StrangerError, OSError) as error:
-            self._warn_of_version(sock, error)
+            self._warn_of_version(host, error)
             sock.close()
             return
         finally:
@@ -91,10 +91,10 @@ class Listener:
         except OSError:  # the connection has ended meanwhile
             sock.close()
 
-    def _warn_of_version(self, sock: socket.socket, error: Exception) -> None:
+    def _warn_of_version(self, host: str, error: Exception) -> None:
         if isinstance(error, VersionError):
             self._warn(
-                f"a process of another version of ringtrain has come to this job from {sock.getpeername()[0]}; install "
+                f"a process of another version of ringtrain has come to this job from {host}; install "
                 "the same version on all hosts"
             )
 
