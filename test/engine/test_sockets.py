@@ -21,7 +21,7 @@ from measure.process import measure_asleep
 import ringtrain as hvd
 from ringtrain.job.rendezvous import listener as rendezvous_listener, secret
 from ringtrain.job.rendezvous.listener import Hub, Listener, bound
-from ringtrain.job.rendezvous.protocol import Connection
+from ringtrain.job.rendezvous.protocol import Connection, VersionError
 from ringtrain.job.rendezvous.server import Server
 from ringtrain.job.sockets import choose_streams
 
@@ -553,6 +553,50 @@ def test_a_door_opens_again_after_descriptors_have_run_out():
                     assert process.stdout.readline() == "in\n"
         finally:
             process.kill()
+
+
+NARROW = """
+import resource, sys
+from ringtrain.job.rendezvous.listener import bound
+from ringtrain.job.rendezvous.server import Server
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+print(Server(bound("127.0.0.1", 0), b"secret").port, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_more_ranks_than_the_soft_limit_of_descriptors_are_let_in():
+    with (
+        subprocess.Popen([sys.executable, "-c", NARROW], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        port = int(process.stdout.readline())
+        for _ in range(150):
+            own = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            Connection(own).prove_as_rank(b"secret", time.monotonic() + 20)
+
+
+def test_another_version_of_ringtrain_is_told_so_and_reported(caplog):
+    door = Listener(listener := bound("127.0.0.1", 0), b"secret", lambda connection: None)
+    try:
+        for _ in range(2):
+            with socket.create_connection(listener.getsockname()) as old:
+                old.sendall(b"ringtrv\x01" + bytes(16))
+                old.settimeout(20)
+                assert old.recv(48).startswith(b"ringtrv")
+    finally:
+        door.close()
+    assert caplog.text.count("another version of ringtrain has come to this job from 127.0.0.1") == 1
+
+
+def test_a_rank_is_told_that_the_server_is_another_version():
+    with bound("127.0.0.1", 0) as other, socket.create_connection(other.getsockname()) as own:
+        server_side, _ = other.accept()
+        with server_side:
+            server_side.sendall(b"ringtrv\x01".ljust(48))
+            with pytest.raises(VersionError):
+                Connection(own).prove_as_rank(b"secret", time.monotonic() + 20)
 
 
 def test_a_door_opens_again_when_no_thread_could_start(monkeypatch):

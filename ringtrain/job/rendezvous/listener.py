@@ -29,7 +29,7 @@ from ringtrain.record.logger import logger
 ANSWER_S = 5.0
 # So many at the same time; the others wait at the door.
 MOST_STRANGERS = 256
-# More descriptors than so many are kept free while the soft limit can be raised.
+# So many are kept free while the soft limit can be raised.
 _SPARE_DESCRIPTORS = 64
 # Pause after a connection that could not be taken, since there are no descriptors, memory or threads left.
 _FULL_S = 0.1
@@ -65,7 +65,7 @@ class Listener:
             sock = None
             try:
                 sock, address = self._listener.accept()
-                allow_descriptors(sock.fileno() + _SPARE_DESCRIPTORS)
+                allow_descriptors_beyond(sock.fileno())
                 threading.Thread(target=self._let_in, args=(sock, address[0]), daemon=True).start()
             except (OSError, RuntimeError, MemoryError) as error:
                 self._strangers.release()
@@ -113,10 +113,10 @@ class Listener:
             logger.warning(text)
 
 
-def allow_descriptors(count: int) -> None:
-    """Raises the soft limit of this process to the hard one if it is lower than `count`."""
+def allow_descriptors_beyond(descriptor: int) -> None:
+    """Raises the soft limit of this process to the hard one when this new descriptor comes near to it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count and soft != hard:
+    if soft < descriptor + _SPARE_DESCRIPTORS and soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

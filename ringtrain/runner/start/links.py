@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple, Protocol
 
+from ringtrain.job.rendezvous.listener import allow_descriptors_beyond
 from ringtrain.runner.hosts import remote_shell
 from ringtrain.runner.start import agent
 from ringtrain.runner.start.agent import REPORT, Lines, write_lines
@@ -187,6 +188,7 @@ class ProcessLink(StreamLink):
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C for all would end ssh
         )
+        allow_descriptors_beyond(self.orders.fileno())  # each host has three
         os.set_blocking(self.orders.fileno(), False)
 
     def order(self, order: Mapping[str, object]) -> None:
