@@ -31,6 +31,8 @@ ANSWER_S = 5.0
 MOST_STRANGERS = 256
 # So many are kept free while the soft limit can be raised.
 _SPARE_DESCRIPTORS = 64
+# A thread ends after so long without a connection.
+_IDLE_S = 0.5
 # Pause after a connection that could not be taken, since there are no descriptors, memory or threads left.
 _FULL_S = 0.1
 _BACKLOG = 4096
@@ -50,6 +52,9 @@ class Listener:
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         self._is_closed = False
         self._has_warned = False
+        self._lock = threading.Lock()
+        self._idle = 0  # threads
+        self._waiting: queue.SimpleQueue[tuple[socket.socket, str]] = queue.SimpleQueue()
         threading.Thread(target=self._accept, name="ringtrain rendezvous", daemon=True).start()
 
     def close(self) -> None:
@@ -66,7 +71,7 @@ class Listener:
             try:
                 sock, address = self._listener.accept()
                 allow_descriptors_beyond(sock.fileno())
-                threading.Thread(target=self._let_in, args=(sock, address[0]), daemon=True).start()
+                self._hand_on(sock, address[0])
             except (OSError, RuntimeError, MemoryError) as error:
                 self._strangers.release()
                 self._warn_of_descriptors(error)
@@ -75,6 +80,30 @@ class Listener:
                 if self._is_closed:
                     return
                 time.sleep(_FULL_S)
+
+    def _hand_on(self, sock: socket.socket, host: str) -> None:
+        """To an idle thread, or a new one. Ranks that prove themselves at once need one or two threads in all."""
+        with self._lock:
+            is_idle = self._idle > 0
+            self._idle -= is_idle
+        if is_idle:
+            self._waiting.put((sock, host))
+        else:
+            threading.Thread(target=self._work, args=(sock, host), daemon=True).start()
+
+    def _work(self, sock: socket.socket, host: str) -> None:
+        while True:
+            self._let_in(sock, host)
+            with self._lock:
+                self._idle += 1
+            try:
+                sock, host = self._waiting.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._idle > 0:
+                        self._idle -= 1
+                        return
+                sock, host = self._waiting.get()  # it is on its way
 
     def _let_in(self, sock: socket.socket, host: str) -> None:
         try:
