@@ -9,8 +9,6 @@ namespace ringtrain {
 namespace {
 
 constexpr double kMoment_s = 1;
-// In a job of more ranks, each tells only its neighbours.
-constexpr int kMostTold = 64;
 constexpr int kTag = 0;
 // The first byte of a message; only a failure has more.
 constexpr char kFailure = 'f', kQuestion = 'q', kAnswer = 'a';
@@ -41,7 +39,7 @@ Error heard(const Bytes& message, int sender) {
 
 Alarm::Alarm(Endpoint all, std::vector<RankName> names)
     : all_(std::move(all)), names_(std::move(names)), asked_since_(names_.size()) {
-  for (int distance = 1; distance < all_.size(); ++distance) to_ask_.push_back(all_.wrap(all_.rank() + distance));
+  for (int distance = 1; distance < all_.size(); ++distance) others_.push_back(all_.wrap(all_.rank() + distance));
 }
 
 void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
@@ -54,15 +52,19 @@ void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
   tell(writer.take());
 }
 
-// A rank that is known to be dead need not hear it, and keeps nobody else from hearing it.
+bool Alarm::is_neighbour(int rank) const {
+  const auto is_power_of_two = [](int number) { return (number & (number - 1)) == 0; };
+  const int distance = all_.wrap(rank - all_.rank());
+  return is_power_of_two(distance) || is_power_of_two(all_.size() - distance);
+}
+
+// A rank that is known to be dead need not hear it, and keeps nobody else from hearing it. All messages are on their
+// way before this waits for any of them, so a rank that does not answer delays no other.
 void Alarm::tell(const Bytes& message) noexcept {
-  const auto post = [&](int rank) {
-    if (rank != all_.rank() && rank < all_.size()) send(rank, message);
-  };
-  if (all_.size() <= kMostTold)
-    for (int rank = 0; rank < all_.size(); ++rank) post(rank);
-  else
-    for (int bit = 1; bit < all_.size(); bit *= 2) post(all_.rank() ^ bit);
+  for (int rank = 0; rank < all_.size(); ++rank)
+    if (all_.would_see_end_at(rank)) send(rank, message);
+  for (const int rank : others_)
+    if (is_neighbour(rank) && !all_.would_see_end_at(rank)) send(rank, message);
   all_.drain(kMoment_s);
 }
 
@@ -98,19 +100,18 @@ void Alarm::hear(int sender, const Bytes& message) {
   } else if (first == kAnswer) {
     asked_since_[static_cast<size_t>(sender)] = 0;
   } else {
-    has_heard_ = true;
-    if (all_.size() > kMostTold) tell(message);
+    if (!std::exchange(has_heard_, true)) tell(message);
     throw heard(message, sender);
   }
 }
 
 bool Alarm::ask(double waited_s) {
   const double now = now_s();
-  if (to_ask_.empty()) return false;
+  if (others_.empty()) return false;
   if (now < next_question_s_) return true;
   next_question_s_ = now + kPause_s;
   size_t asked = 0;
-  for (const int rank : to_ask_) {
+  for (const int rank : others_) {
     if (!all_.is_connected_to(rank)) continue;
     if (++asked > kMostAsked) break;
     double& since = asked_since_[static_cast<size_t>(rank)];
@@ -141,7 +142,7 @@ std::string Alarm::who_is_stopped(double waited_s) const {
 
 void Alarm::leave_out(const std::vector<int>& ranks) {
   for (const int rank : ranks) {
-    to_ask_.erase(std::remove(to_ask_.begin(), to_ask_.end(), rank), to_ask_.end());
+    others_.erase(std::remove(others_.begin(), others_.end(), rank), others_.end());
     asked_since_[static_cast<size_t>(rank)] = 0;
   }
 }

@@ -1,6 +1,14 @@
-// Bad news between ranks that share no memory: a rank that cannot go on tells the others once, and they hear of it
-// while they wait. In a large job it tells its neighbours in a hypercube, who tell theirs: so nobody needs a connection
-// to everybody, and as many as each has neighbours must have died before one hears nothing.
+// Bad news between ranks that share no memory: a rank that cannot go on, or hears that another one cannot, tells others
+// once, and they hear of it while they wait.
+//
+// It tells all ranks that it is connected to. These would see its connection end when it leaves, and take it for the
+// first that died: a connection delivers the message before its end. The negotiation has connected all ranks of a job,
+// so each part of the job that dead ranks have cut off has a rank that sees one of them die, and hears nothing wrong.
+//
+// It also tells the ranks at a distance of 1, 2, 4, ... in the circle of the ranks, on both sides, whatever their
+// number is: 2 log2(n) at most. Each can be reached by log2(n) of these messages, around stopped ranks and before the
+// ranks have connected. Both sides of each pair tell each other, so neither waits for a connection to a rank that has
+// heard already and answers nobody any more.
 //
 // A rank that has waited for long also asks others in the same way whether they still answer. Every rank answers in its
 // waits, in long streams and while it is idle, so only a rank that is stopped or out of reach does not.
@@ -40,17 +48,19 @@ class Alarm final : public NewsSource {
   // Names the ranks that have not answered for a second. Questions of an earlier wait do not count, as its end may have
   // come before their answers.
   std::string who_is_stopped(double waited_s) const override;
-  // Asks these ranks no more: their signs of life tell more.
+  // These ranks share memory with this one, in which they read why it fails, and their signs of life tell more than
+  // answers: asks them no more, and makes no connections to tell them.
   void leave_out(const std::vector<int>& ranks);
 
  private:
+  bool is_neighbour(int rank) const;
   void tell(const Bytes& message) noexcept;
   bool send(int rank, const Bytes& message) noexcept;
   void hear(int sender, const Bytes& message);
 
   Endpoint all_;
   const std::vector<RankName> names_;
-  std::vector<int> to_ask_;          // in the circle of the ranks, from this one on
+  std::vector<int> others_;          // that share no memory with this one, in the circle of the ranks, from it on
   std::vector<double> asked_since_;  // by rank: the time of the question that it has not answered; 0: none
   double next_question_s_ = 0;
   bool has_heard_ = false;

@@ -55,6 +55,7 @@ class Endpoint {
   // The sender of what has_arrived_from_any() has seen.
   int sender(int tag);
   bool is_connected_to(int rank) const { return network_->is_connected_to(ranks_[rank]); }
+  bool would_see_end_at(int rank) const { return network_->would_see_end_at(ranks_[rank]); }
   // Waits for a message without taking it; whether one is there.
   bool arrives_within(int from, int tag, double longest_s);
   // Gives what was posted a moment to leave. A message that cannot leave delays no other.

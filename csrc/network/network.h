@@ -71,6 +71,8 @@ class Network {
 
   // Whether a message to that rank needs no new connection.
   virtual bool is_connected_to(int /*rank*/) const { return true; }
+  // Whether that rank would see something end with this process: a connection.
+  virtual bool would_see_end_at(int /*rank*/) const { return false; }
 
   // Whether it has ended. Where it has failed, its memory is kept for ever: parts of it may be under way.
   bool test(NetworkRequest& request);

@@ -140,6 +140,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
     return !peer.streams.empty() && !peer.is_lost && !peer.is_leaving;
   }
+  bool would_see_end_at(int rank) const override { return is_connected_to(rank); }
 
   int descriptor() const override { return poller_.descriptor(); }
 

@@ -473,18 +473,7 @@ void Engine::end(const std::vector<int>& left) {
 
 template <typename Work>
 void Engine::guarded(Work work) {
-  if (const std::optional<Error> error = error_of(work)) fail(with_reason(*error));
-}
-
-// A rank that cannot go on says why before it goes, which explains more than that it has gone.
-Error Engine::with_reason(const Error& error) {
-  if (error.kind() != ErrorKind::peer_lost) return error;
-  try {
-    fabric_.watch().look();
-  } catch (const Error& reason) {
-    return reason;
-  }
-  return error;
+  if (const std::optional<Error> error = error_of(work)) fail(fabric_.watch().with_reason(*error));
 }
 
 void Engine::fail(const Error& error) {

@@ -132,7 +132,6 @@ class Engine {
   void end(const std::vector<int>& left) REQUIRES(turn);
   template <typename Work>
   void guarded(Work work) REQUIRES(turn);
-  Error with_reason(const Error& error) REQUIRES(turn);
   void fail(const Error& error) REQUIRES(turn);
   std::string names_text(const std::vector<int>& ranks) const;
 

@@ -131,8 +131,9 @@ Fabric::Fabric(const World& world, const Options& options, Resources& resources)
   try {
     connect(world, options, resources);
   } catch (const Error& error) {
-    say_last_words(error.kind(), error.what());
-    throw;
+    const Error reason = watch_.with_reason(error);
+    say_last_words(reason.kind(), reason.what());
+    throw reason;
   }
 }
 

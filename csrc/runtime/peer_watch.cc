@@ -41,6 +41,12 @@ void PeerWatch::look() {
   }
 }
 
+Error PeerWatch::with_reason(const Error& error) {
+  if (error.kind() != ErrorKind::peer_lost) return error;
+  for (Source& source : sources_) source.next_s = 0;
+  return error_of([&] { look(); }).value_or(error);
+}
+
 double PeerWatch::interval_s(double waited_s) const {
   double interval_s = kLongestInterval_s;
   for (const Source& source : sources_) interval_s = std::min(interval_s, source.news->interval_s(waited_s));

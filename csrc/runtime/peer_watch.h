@@ -42,8 +42,9 @@ class PeerWatch final : public Watch {
   PeerWatch(const OwnFailure& own_failure, const Limits& limits) : own_failure_(own_failure), limits_(limits) {}
   void set_limits(const Limits& limits) { limits_ = limits; }
 
-  // A source outlives that, and allows the thread that waits to listen.
-  void listen_to(NewsSource& source) { sources_.push_back({&source}); }
+  // A source outlives that, and allows the thread that waits to listen. The latest one is listened to first: memory
+  // that is shared with a rank has its last words before a connection ends with it.
+  void listen_to(NewsSource& source) { sources_.insert(sources_.begin(), {&source}); }
   void stop_listening_to(const NewsSource& source);
 
   // Sets what this rank is about to wait for, for messages: "allreduce \"layer1.weight\"".
@@ -66,6 +67,9 @@ class PeerWatch final : public Watch {
 
   // Throws if another rank is gone or has failed, or if this one has. Cheap enough to be called often.
   void look();
+  // Returns why a rank was lost, or the error itself where nobody says. A rank that cannot go on tells that before it
+  // goes, so another one that sees it go names the first cause.
+  Error with_reason(const Error& error);
   void check(double waited_s) override;
   double interval_s(double waited_s) const override;
 
