@@ -4,6 +4,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/clock.h"
+
 namespace ringtrain {
 namespace {
 
@@ -33,24 +35,45 @@ char* Node::board(int member, int parity) {
 }
 
 void Node::say_last_words(ErrorKind kind, const std::string& message) {
+  std::atomic<uint32_t>& first = control(0).first_to_fail;
+  if (first.load(std::memory_order_relaxed) != 0) return;
   Control& mine = control(index_);
-  if (mine.has_failed.load(std::memory_order_relaxed)) return;
   mine.failure_kind = kind;
   const std::string words = shortened(message);
   std::memcpy(mine.failure_message, words.c_str(), words.size() + 1);
-  mine.has_failed.store(1, std::memory_order_release);
+  uint32_t nobody = 0;
+  if (!first.compare_exchange_strong(nobody, static_cast<uint32_t>(index_) + 1, std::memory_order_acq_rel)) return;
   for (int member = 0; member < size(); ++member) doorbell(member).ring();
 }
 
+void Node::hear_last_words() {
+  const auto first = static_cast<int>(control(0).first_to_fail.load(std::memory_order_acquire)) - 1;
+  if (first < 0 || first == index_) return;
+  throw Error(control(first).failure_kind, control(first).failure_message);
+}
+
+// The clock is read last, so that what was written meanwhile is not from the future.
+bool Node::has_looked(int member, double lately_s) {
+  const double looked_s = control(member).looked_s.load(std::memory_order_relaxed);
+  return now_s() - looked_s < lately_s;
+}
+
+// A member notes first that it looks: of those that begin to wait at the same time, most then find one that looks
+// already. "Lately" follows from its own pauses, which are longer while it does not wait, or its host is busy.
 void Node::listen() {
-  for (int member = 0; member < size(); ++member) {
-    if (member == index_) continue;
-    if (control(member).has_failed.load(std::memory_order_acquire))
-      throw Error(control(member).failure_kind, control(member).failure_message);
-  }
-  for (int member = 0; member < size(); ++member) {
-    // A rank says that it leaves before its lock goes, so the order of the two questions matters.
-    if (member == index_ || is_life_lock_held(segment_.descriptor(), member)) continue;
+  constexpr double kLongest_s = 0.5;
+  hear_last_words();
+  std::atomic<double>& own_s = control(index_).looked_s;
+  const double now = now_s(), pause_s = now - own_s.exchange(now, std::memory_order_relaxed);
+  const double lately_s = std::clamp(2 * pause_s, 2 * kRollCall_s, kLongest_s);
+  for (int distance = 1; distance < size(); ++distance) {
+    const int member = (index_ + distance) % size();
+    if (is_life_lock_held(segment_.descriptor(), member)) {
+      if (has_looked(member, lately_s)) break;
+      continue;
+    }
+    // A member says why it goes, or that it may, before its lock goes, so the order of the questions matters.
+    hear_last_words();
     if (control(member).has_left.load(std::memory_order_acquire)) continue;
     throw Error(ErrorKind::peer_lost, is_gone(members_[member]));
   }

@@ -34,11 +34,17 @@ class Node final : public NewsSource {
   // Two boards each, used in turn. Written by that member only.
   char* board(int member, int parity);
 
-  // Tells the others why this rank cannot go on; the first word counts.
+  // Tells the others why this rank cannot go on. The words of the first member that says some count.
   void say_last_words(ErrorKind kind, const std::string& message);
   // This rank ends well: its process may go.
   void leave() { control(index_).has_left.store(1, std::memory_order_release); }
-  // Any thread. Throws PeerLost if a member is dead, or what a member said last.
+  // Any thread. Throws what a member said last, or PeerLost if a member is dead.
+  //
+  // To ask for one lock, the kernel goes through all locks of the file, for one process at a time: 127 questions of
+  // each of 128 members, 50 times a second, keep it busy for 0.44 of each second. So a member asks for the lock of the
+  // next one in the circle, which asks for the next one, and the one that finds a dead one tells all. A member that has
+  // not looked around lately, because it computes, is stopped or has failed, may find nobody: the one before it also
+  // asks for the one behind it, and so on. So all members together ask `size` questions in the pause between two looks.
   void listen() override;
   double pause_s() const override { return kRollCall_s; }
   double interval_s(double) const override { return kRollCall_s; }
@@ -52,12 +58,15 @@ class Node final : public NewsSource {
   struct Control {
     alignas(64) Flag doorbell;
     alignas(64) Flag posted;
-    alignas(64) std::atomic<uint32_t> has_failed;
+    alignas(64) std::atomic<double> looked_s;  // when it last looked around, on the clock of base/clock.h
     std::atomic<uint32_t> has_left;
+    std::atomic<uint32_t> first_to_fail;  // of member 0, for all: its number + 1; 0: nobody has failed
     ErrorKind failure_kind;
     char failure_message[kLongestErrorText + 1];
   };
 
+  void hear_last_words();
+  bool has_looked(int member, double lately_s);
   Control& control(int member) { return reinterpret_cast<Control*>(segment_.data())[member]; }
 
   SharedSegment segment_;

@@ -17,7 +17,9 @@ namespace ringtrain {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kLookAround_s = 0.2, kMoment_s = 1e-3;
+// How long it does not look whether the others live: while nobody waits, and while somebody does.
+constexpr double kLookAround_s = 0.2, kLookAroundInWait_s = 0.05;
+constexpr double kMoment_s = 1e-3;
 // Sleeps of this thread end when they should, not up to 50 us later.
 constexpr unsigned long kTimerSlack_ns = 1000;
 
@@ -310,7 +312,7 @@ void Engine::keep_bell(const Handle& handle, Wait& wait, uint32_t seen) {
   const double end = std::min(wait.returns_s, coordinator_.next_deadline());
   const WaitingCallers::Caller self(waiting_callers_, handle, &fabric_.bell());
   turn_.unlock();
-  fabric_.bell().sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAround_s));
+  fabric_.bell().sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAroundInWait_s));
   wait.now = now_s();
 }
 
@@ -443,7 +445,8 @@ double Engine::pause_s() {
   constexpr double kShortest_s = 20e-6, kLongestCall_s = 0.1, kLongestPoll_s = 0.01, kSoon_s = 1e-3;
   const double idle_s = now_s() - quiet_since_s_;
   if (!fabric_.alarm() || (idle_s > kSoon_s && fabric_.will_ring_on_arrival()))
-    return std::clamp(coordinator_.next_deadline() - now_s(), kSoon_s, kLookAround_s);
+    return std::clamp(coordinator_.next_deadline() - now_s(), kSoon_s,
+                      patience_.is_hurried() ? kLookAroundInWait_s : kLookAround_s);
   return std::clamp(idle_s / (patience_.is_hurried() ? 8 : 2), kShortest_s,
                     fabric_.is_rung_for_rounds() ? kLongestCall_s : kLongestPoll_s);
 }

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from harness.socket_ranks import free_port
+from preloaded import library
 
 from ringtrain.job.rendezvous import secret
 
@@ -98,3 +99,68 @@ def require_all_name_a_victim(texts, size, victims, stopped=()):
 def test_a_death_is_named_by_all_over_sockets(size, victims, stopped, tmp_path):
     texts = texts_of_survivors(size, victims, stopped, folder=tmp_path)
     require_all_name_a_victim(texts, size, victims, stopped)
+
+
+@pytest.mark.parametrize(
+    ("size", "victims", "stopped"),
+    [
+        (4, [2], []),
+        (16, [5, 6, 7], []),
+        (16, [6], [5]),
+        (16, [7, 8], [4, 5, 6]),
+        (16, list(range(1, 16)), []),
+        pytest.param(128, [127, 0, 1], [125, 126], marks=pytest.mark.slow),
+    ],
+)
+def test_a_death_is_named_by_all_that_share_memory(size, victims, stopped, tmp_path):
+    texts = texts_of_survivors(size, victims, stopped, "auto", tmp_path)
+    require_all_name_a_victim(texts, size, victims, stopped)
+
+
+COUNTED = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#define MOST 64
+static long counts[MOST];
+long questions_for(int member) { return counts[member]; }
+static int counted(const char* name, int descriptor, int command, void* argument) {
+  if (command == F_GETLK && ((struct flock*)argument)->l_start < MOST)
+    __sync_fetch_and_add(&counts[((struct flock*)argument)->l_start], 1);
+  int (*next)(int, int, void*) = (int (*)(int, int, void*))dlsym(RTLD_NEXT, name);
+  return next(descriptor, command, argument);
+}
+#define COUNTED(name)                            \
+  int name(int descriptor, int command, ...) {   \
+    va_list rest;                                \
+    va_start(rest, command);                     \
+    void* argument = va_arg(rest, void*);        \
+    va_end(rest);                                \
+    return counted(#name, descriptor, command, argument); \
+  }
+COUNTED(fcntl)
+COUNTED(fcntl64)
+"""
+# The last rank keeps the others waiting. A look of rank r begins with the question for rank r + 1.
+COUNTING = JOB.replace(
+    "        while True:\n",
+    """        import ctypes
+        questions_for = ctypes.CDLL(None).questions_for
+        if rank == size - 1:
+            time.sleep(3)
+        hvd.allreduce(np.ones(4), name="y")
+        counts = [questions_for(other) for other in range(size)]
+        raise RuntimeError(f"{counts[(rank + 1) % size]} {sum(counts)}")
+        while True:
+""",
+)
+
+
+def test_a_rank_asks_for_the_life_lock_of_the_next_one_only(tmp_path):
+    size = 16
+    preloaded = library(tmp_path, COUNTED)
+    texts = texts_of_survivors(size, [], [], "auto", tmp_path, COUNTING, LD_PRELOAD=preloaded)
+    looks, questions = (sum(int(text.split()[column]) for text in texts.values()) for column in (1, 2))
+    assert looks > 2 * size
+    assert questions < 4 * looks  # and not 15 times as many
