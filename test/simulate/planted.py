@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from simulate.programs import Patch
 
 _COORDINATOR, _LEDGER = "coordination/coordinator.cc", "coordination/ledger.cc"
+_ALARM = "network/alarm.cc"
 _CONNECTOR, _DIALLING, _NETWORK = "network/connector.cc", "network/dialling.cc", "network/sockets.cc"
 
 NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
@@ -51,6 +52,23 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         _COORDINATOR,
         "return plans_to_carry_out_ == 0 && now - carried_out_s_ >= kQuietBeforeDeadlock_s;",
         "return true;",
+    ),
+    "a rank leaves without a word to those that see its connection end": Patch(
+        _ALARM, "if (all_.would_see_end_at(rank)) send", "if (all_.would_see_end_at(rank) && is_neighbour(rank)) send"
+    ),
+    "a rank that hears of a death tells nobody": Patch(
+        _ALARM, "if (!std::exchange(has_heard_, true)) tell(message);", "has_heard_ = true;"
+    ),
+    "the alarm has neighbours in a hypercube": Patch(
+        _ALARM,
+        "  const int distance = all_.wrap(rank - all_.rank());\n"
+        "  return is_power_of_two(distance) || is_power_of_two(all_.size() - distance);",
+        "  return is_power_of_two(all_.rank() ^ rank);",
+    ),
+    "the alarm knows the two next ranks of the circle only": Patch(
+        _ALARM,
+        "return is_power_of_two(distance) || is_power_of_two(all_.size() - distance);",
+        "return distance == 1 || all_.size() - distance == 1;",
     ),
     "an operation is complete without the last rank": Patch(
         _LEDGER,

@@ -42,7 +42,7 @@ double seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-constexpr int kTick_s = 1, kMostTicks = 5;
+constexpr int kTick_s = 1, kMostTicks = 20;
 uint64_t told_seed = 0, stories = 0, events = 0, findings = 0, story_hash = 0;
 uint64_t ticking_stories = 0;  // the number of stories at the last tick
 int ticks = 0;                 // of the story under way

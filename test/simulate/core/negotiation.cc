@@ -2,15 +2,19 @@
 // training script, while messages are slow, ranks are stopped or killed, leave early, or submit what does not fit.
 //
 // A rank is two fibres: `script` submits operations and waits for them, `engine` does what Engine::take_turn does.
-// Moving tensors is only a meeting of the ranks of the process set.
+// Moving tensors is only a meeting of the ranks of the process set. A death is seen by the ranks with connections to
+// the dead one, or on its node. They tell it by the real Alarm, and all that hear of it leave soon.
+//
+// One seed in kSeedsOfLarge has 65 to 300 ranks, and a third of them may be stopped while one dies.
 //
 // Rules. All ranks get the same plans of the world in the same order, and the ranks of a node the same plans of rounds
 // that ended on it, which have parts of ranks of this node alone. A plan without an error has parts that every rank of
 // its set has submitted, or contributes zeros to after a join. A value that travels beside the bits is the one of the
 // pending operation. A warning, and a StalledError, name only ranks that have not submitted the operation by the round
 // in which they are written, and not before the limit has passed. A DeadlockError comes only while every script waits.
-// Without a cause there is no error. In the end nobody waits, but for an operation that some rank never submits where
-// no limit ends the wait; then a warning has named the rank.
+// Without a cause there is no error. An engine that has lost a rank names one that was killed, and a rank that is not
+// stopped hears of the death soon after the first one. In the end nobody waits, but for an operation that some rank
+// never submits where no limit ends the wait; then a warning has named the rank.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -18,12 +22,15 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <unordered_map>
 
 #include "base/log.h"
 #include "coordination/backlog.h"
 #include "coordination/coordinator.h"
 #include "coordination/tree_channel.h"
 #include "fibres.h"
+#include "network/alarm.h"
 
 namespace ringtrain {
 
@@ -41,6 +48,10 @@ constexpr double kTurn_s = 1e-6, kMostPatience_s = 0.004;
 // With longer delays, ranks with inner steps would be later than the others by the limit of a stall.
 constexpr double kShortDelay_s = 0.002;
 constexpr double kSoon_s = 0.7, kMessagesOfStep = 200;
+// In which the others hear of a death.
+constexpr double kHeard_s = 4;
+constexpr int kAlarmTag = 15;
+constexpr uint64_t kSeedsOfLarge = 1000;
 
 // ----------------------------------------------------------------------------------------------------- what is drawn
 
@@ -51,7 +62,7 @@ struct Step {
 };
 
 struct Fault {
-  enum Kind { stop, kill, absent, leave, mismatch, only_some, crosswise, slow_link };
+  enum Kind { stop, kill, absent, leave, mismatch, only_some, crosswise, slow_link, freeze };
   Kind kind;
   int rank = 0;
   double at = 0, duration = 0;  // of stop, kill (until it is noticed) and slow_link
@@ -61,8 +72,8 @@ struct Fault {
 };
 
 const char* name_of(Fault::Kind kind) {
-  constexpr const char* kNames[] = {"stop",     "kill",      "absent",    "leave",
-                                    "mismatch", "only_some", "crosswise", "slow_link"};
+  constexpr const char* kNames[] = {"stop",      "kill",      "absent",    "leave", "mismatch",
+                                    "only_some", "crosswise", "slow_link", "freeze"};
   return kNames[kind];
 }
 
@@ -72,6 +83,8 @@ std::string text_of(const Fault& fault) {
   if (fault.kind == Fault::slow_link)
     std::snprintf(text, sizeof(text), "%s from rank %d to rank %d from %.3f s on, for %.3f s", name, fault.rank,
                   fault.other, fault.at, fault.duration);
+  else if (fault.kind == Fault::freeze)
+    std::snprintf(text, sizeof(text), "%s a third of the ranks at %.3f s, for %.3f s", name, fault.at, fault.duration);
   else if (fault.kind <= Fault::kill)
     std::snprintf(text, sizeof(text), "%s rank %d at %.3f s, for %.3f s", name, fault.rank, fault.at, fault.duration);
   else
@@ -119,15 +132,15 @@ RequestPtr request_of_sets(OpKind kind, const std::string& name, std::vector<int
 // The script of all ranks, and what is different on some.
 class Drawing {
  public:
-  explicit Drawing(uint64_t seed) : random_(seed) {}
+  explicit Drawing(uint64_t seed) : random_(seed), is_large_(seed % kSeedsOfLarge == kSeedsOfLarge / 2) {}
 
   Draw draw() {
     draw_world();
     draw_.scripts.resize(static_cast<size_t>(draw_.ranks));
-    if (random_.chance(draw_.nodes > 1 ? 0.7 : 0.4)) add_process_sets();
-    const int phases = random_.chance(0.3) ? 2 : 1;
+    if (random_.chance(draw_.nodes > 1 ? 0.7 : 0.4) && !is_large_) add_process_sets();
+    const int phases = random_.chance(0.3) && !is_large_ ? 2 : 1;
     for (int phase = 0; phase < phases; ++phase) {
-      if (random_.chance(0.25))
+      if (random_.chance(0.25) && !is_large_)
         add_uneven_steps();
       else
         add_steps();
@@ -141,6 +154,7 @@ class Drawing {
  private:
   void draw_world() {
     draw_.ranks = random_.chance(0.1) ? random_.between(7, 12) : random_.between(2, 6);
+    if (is_large_) draw_.ranks = draw_large();
     draw_.nodes = random_.chance(0.3) ? random_.between(2, std::min(3, draw_.ranks)) : 1;
     draw_.shares_memory = random_.chance(0.5);
     draw_.delay_least = random_.real(1e-6, 1e-4);
@@ -151,8 +165,14 @@ class Drawing {
     draw_.limits.stall_shutdown_s = random_.one_of(std::vector<double>{0, 7, 12});
     for (int rank = 0; rank < draw_.ranks; ++rank)
       draw_.clock_offsets.push_back(random_.chance(0.5) ? 0 : random_.real(0, 1e6));
-    const int operations = random_.between(1, 8);
+    const int operations = random_.between(1, is_large_ ? 2 : 8);
     for (int i = 0; i < operations; ++i) names_.push_back("g" + std::to_string(i));
+  }
+
+  // Often a little more than a power of two.
+  int draw_large() {
+    if (random_.chance(0.5)) return random_.one_of(std::vector<int>{64, 64, 128, 128, 256}) + random_.between(1, 3);
+    return random_.between(65, random_.chance(0.8) ? 130 : 300);
   }
 
   // Each is added by all ranks, one after the other.
@@ -207,7 +227,7 @@ class Drawing {
   }
 
   void add_steps() {
-    const int steps = random_.between(1, 8);
+    const int steps = random_.between(1, is_large_ ? 1 : 8);
     const bool waits_for_each = random_.chance(0.15);
     const double pause = random_.chance(0.3) ? 0.5 : 0.05;
     for (int i = 0; i < steps; ++i) {
@@ -292,6 +312,7 @@ class Drawing {
       }
     };
     if (random_.chance(0.2)) return;
+    if (is_large_ && random_.chance(0.6)) return draw_death_among_many();
     add(Fault::stop, random_.chance(0.4) ? 0.6 : 0, 4);
     add(Fault::slow_link, random_.chance(0.3) ? 0.6 : 0, 4);
     add(Fault::kill, random_.chance(0.1) ? 0.8 : 0, 2);
@@ -302,7 +323,21 @@ class Drawing {
     add(Fault::crosswise, random_.chance(0.15) ? 1 : 0, 1);
   }
 
+  // Ranks that are stopped a moment before another one dies cannot pass on the news.
+  void draw_death_among_many() {
+    Fault death = {Fault::kill, random_.below(draw_.ranks)};
+    death.at = random_.real(0, 1);
+    draw_.faults.push_back(death);
+    Fault freeze = {Fault::freeze, death.rank};
+    freeze.at = death.at;
+    freeze.duration = random_.real(8, 20);
+    freeze.other = random_.below(1000);
+    freeze.number = 1;
+    draw_.faults.push_back(freeze);
+  }
+
   Random random_;
+  const bool is_large_;
   Draw draw_;
   std::vector<std::string> names_;
   std::vector<std::vector<int64_t>> sets_;
@@ -313,12 +348,10 @@ class Drawing {
 // ----------------------------------------------------------------------------------------------------- the transports
 
 // Shared by the transports of all ranks.
-struct Ether {
-  Ether(Fibres& fibres, Random& random, const Draw& draw) : fibres(fibres), random(random), draw(draw) {}
-
-  void require_nobody_lost() const {
-    if (!lost.empty()) throw Error(ErrorKind::peer_lost, lost);
-  }
+class Ether {
+ public:
+  Ether(Fibres& fibres, Random& random, const Draw& draw)
+      : fibres(fibres), random(random), draw(draw), news_(static_cast<size_t>(draw.ranks)), of_nodes_(news_.size()) {}
 
   double arrival(int from, int to) {
     double delay = random.real(draw.delay_least, draw.delay_most);
@@ -328,12 +361,129 @@ struct Ether {
         delay += fault.at + fault.duration - fibres.now();
     return fibres.now() + delay;
   }
+  // A message from one rank to another arrives then; the end of their connection, and the alarm's messages, later.
+  void note_sent(int from, int to, double arrival) {
+    connect(from, to);
+    double& last = last_arrivals_[pair_of(from, to)];
+    last = std::max(last, arrival);
+  }
+
+  void connect(int one, int other) { connections_[pair_of(one, other)] = connections_[pair_of(other, one)] = true; }
+  bool are_connected(int one, int other) const { return connections_.count(pair_of(one, other)) > 0; }
+
+  // ---- what a rank hears of others: messages of their Alarms and ends of connections, and what its node knows
+  struct News {
+    int from;
+    Bytes message;  // empty: the connection has ended
+  };
+  void send_news(int from, int to, Bytes message) {
+    if (ended_.count(from) || ended_.count(to)) return;
+    const double time = std::max(arrival(from, to), last_arrivals_[pair_of(from, to)]);
+    note_sent(from, to, time);
+    add({from, std::move(message)}, to, time);
+  }
+  // The process of this rank is gone, and seen to be after so long.
+  void end(int rank, double noticed_after_s) {
+    if (!ended_.insert(rank).second) return;
+    for (int other = 0; other < draw.ranks; ++other)
+      if (are_connected(rank, other))
+        add({rank, {}}, other, std::max(arrival(rank, other), last_arrivals_[pair_of(rank, other)]) + noticed_after_s);
+  }
+  bool has_news(int rank) const {
+    const std::multimap<double, News>& own = news_[static_cast<size_t>(rank)];
+    return (!own.empty() && own.begin()->first <= fibres.now()) || !node_news(rank).empty();
+  }
+  // The first message that has arrived, or else the first end. Null: none.
+  const News* first_news(int rank) const {
+    const News* first = nullptr;
+    for (const auto& [time, one] : news_[static_cast<size_t>(rank)]) {
+      if (time > fibres.now()) break;
+      if (!one.message.empty()) return &one;
+      if (!first) first = &one;
+    }
+    return first;
+  }
+  Bytes take_message(int rank) {
+    std::multimap<double, News>& own = news_[static_cast<size_t>(rank)];
+    const auto first =
+        std::find_if(own.begin(), own.end(), [](const auto& one) { return !one.second.message.empty(); });
+    Bytes message = std::move(first->second.message);
+    own.erase(first);
+    return message;
+  }
+  // The last words on its node, or that a rank there is dead; empty without shared memory.
+  const std::string& node_news(int rank) const { return of_nodes_[static_cast<size_t>(node_of(rank, draw))]; }
+  void set_node_news(int rank, const std::string& text) {
+    std::string& words = of_nodes_[static_cast<size_t>(node_of(rank, draw))];
+    if (draw.shares_memory && words.empty()) words = text;
+  }
+
+  // As PeerWatch::look().
+  void listen(int rank) {
+    if (!has_news(rank)) return;
+    if (!node_news(rank).empty()) throw Error(ErrorKind::peer_lost, node_news(rank));
+    alarms[static_cast<size_t>(rank)]->listen();
+  }
 
   Fibres& fibres;
   Random& random;
   const Draw& draw;
   std::vector<Fault> slow_links;
-  std::string lost;  // what a rank was lost of, once somebody has noticed
+  std::vector<std::unique_ptr<Alarm>> alarms;  // by rank
+
+ private:
+  uint64_t pair_of(int from, int to) const {
+    return static_cast<uint64_t>(from) * static_cast<uint64_t>(draw.ranks) + static_cast<uint64_t>(to);
+  }
+  void add(News news, int to, double time) {
+    news_[static_cast<size_t>(to)].emplace(time, std::move(news));
+    fibres.look_at(time);
+  }
+
+  std::vector<std::multimap<double, News>> news_;  // by rank, by arrival
+  std::vector<std::string> of_nodes_;
+  std::unordered_map<uint64_t, bool> connections_;
+  std::unordered_map<uint64_t, double> last_arrivals_;
+  std::set<int> ended_;
+};
+
+// The Network of an Alarm.
+class NewsNetwork final : public Network {
+ public:
+  NewsNetwork(int rank, Ether& ether) : rank_(rank), ether_(ether) {}
+
+  NetworkRequest isend(const void* data, size_t bytes, int to, int) override {
+    const char* begin = static_cast<const char*>(data);
+    ether_.send_news(rank_, to, Bytes(begin, begin + bytes));
+    return begun(0, Kind::message);
+  }
+  NetworkRequest irecv(void* data, size_t bytes, int, int) override {
+    const Bytes message = ether_.take_message(rank_);
+    std::copy_n(message.begin(), std::min(bytes, message.size()), static_cast<char*>(data));
+    return begun(0, Kind::message);
+  }
+  bool has_arrived(int from, int) override {
+    const Ether::News* news = ether_.first_news(rank_);
+    return news && !news->message.empty() && news->from == from;
+  }
+  bool has_arrived_from_any(int) override {
+    const Ether::News* news = ether_.first_news(rank_);
+    if (news && news->message.empty())
+      throw Error(ErrorKind::peer_lost, "rank " + std::to_string(news->from) + " is gone");
+    return news != nullptr;
+  }
+  bool would_see_end_at(int rank) const override { return ether_.are_connected(rank_, rank); }
+
+ private:
+  int look(uint64_t&, bool& has_ended) noexcept override {
+    has_ended = true;
+    return 0;
+  }
+  void require_success(int) const override {}
+  void cancel(uint64_t) noexcept override {}
+
+  const int rank_;
+  Ether& ether_;
 };
 
 // Messages in order for each pair and tag.
@@ -345,13 +495,18 @@ class SimulatedWire final : public Wire {
   };
   // By receiver, sender and tag, with places among `ranks`.
   struct Messages {
-    explicit Messages(std::vector<int> of) : ranks(std::move(of)), queues(ranks.size() * ranks.size() * kTags) {}
+    explicit Messages(std::vector<int> of) : ranks(std::move(of)), arrivals(ranks.size() * kTags) {}
     std::deque<Message>& queue(int to, int from, Tag tag) {
       return queues[(static_cast<size_t>(to) * ranks.size() + static_cast<size_t>(from)) * kTags +
                     static_cast<size_t>(tag)];
     }
+    // When messages arrive, and their senders.
+    std::multiset<std::pair<double, int>>& arrivals_at(int to, Tag tag) {
+      return arrivals[static_cast<size_t>(to) * kTags + static_cast<size_t>(tag)];
+    }
     const std::vector<int> ranks;  // of the world
-    std::vector<std::deque<Message>> queues;
+    std::unordered_map<size_t, std::deque<Message>> queues;
+    std::vector<std::multiset<std::pair<double, int>>> arrivals;
   };
 
   SimulatedWire(int place, Messages& messages, Ether& ether) : place_(place), messages_(messages), ether_(ether) {}
@@ -362,48 +517,60 @@ class SimulatedWire final : public Wire {
   using Wire::receive;
   using Wire::send;
   void send(int to, Tag tag, const void* data, size_t bytes) override {
-    ether_.require_nobody_lost();
+    ether_.listen(world_rank());
     std::deque<Message>& queue = messages_.queue(to, place_, tag);
-    double arrival =
-        ether_.arrival(messages_.ranks[static_cast<size_t>(place_)], messages_.ranks[static_cast<size_t>(to)]);
+    const int receiver = messages_.ranks[static_cast<size_t>(to)];
+    double arrival = ether_.arrival(world_rank(), receiver);
     if (!queue.empty()) arrival = std::max(arrival, queue.back().arrival);
     const char* begin = static_cast<const char*>(data);
     queue.push_back({arrival, Bytes(begin, begin + bytes)});
+    messages_.arrivals_at(to, tag).insert({arrival, place_});
+    ether_.note_sent(world_rank(), receiver, arrival);
     ether_.fibres.look_at(arrival);
   }
   void receive(int from, Tag tag, void* data, size_t bytes) override {
-    ether_.require_nobody_lost();
-    if (!is_there(from, tag)) ether_.fibres.wait([=] { return is_there(from, tag) || !ether_.lost.empty(); });
-    ether_.require_nobody_lost();
     std::deque<Message>& queue = messages_.queue(place_, from, tag);
+    wait_until([this, &queue] { return has_come(queue); });
     if (queue.front().data.size() != bytes) throw failure("a message has another size than its receiver expects");
     std::memcpy(data, queue.front().data.data(), bytes);
+    std::multiset<std::pair<double, int>>& arrivals = messages_.arrivals_at(place_, tag);
+    arrivals.erase(arrivals.find({queue.front().arrival, from}));
     queue.pop_front();
   }
   bool has_arrived(Tag tag) override { return sender(tag) >= 0; }
   void receive_from_any(Tag tag, void* data, size_t bytes) override {
-    if (sender(tag) < 0) ether_.fibres.wait([=] { return sender(tag) >= 0 || !ether_.lost.empty(); });
-    ether_.require_nobody_lost();
+    wait_until([=] { return has_arrived(tag); });
     receive(sender(tag), tag, data, bytes);
   }
   bool arrives_within(int from, Tag tag, double seconds) override {
-    if (!is_there(from, tag))
-      ether_.fibres.wait([=] { return is_there(from, tag) || !ether_.lost.empty(); }, ether_.fibres.now() + seconds);
-    ether_.require_nobody_lost();
-    return is_there(from, tag);
+    const std::deque<Message>& queue = messages_.queue(place_, from, tag);
+    wait_until([this, &queue] { return has_come(queue); }, ether_.fibres.now() + seconds);
+    return has_come(queue);
   }
 
  private:
   static constexpr size_t kTags = 4;
 
-  bool is_there(int from, Tag tag) {
-    const std::deque<Message>& queue = messages_.queue(place_, from, tag);
+  int world_rank() const { return messages_.ranks[static_cast<size_t>(place_)]; }
+  template <typename Ready>
+  void wait_until(Ready is_ready, double deadline = kNever) {
+    const int rank = world_rank();
+    ether_.listen(rank);
+    if (!is_ready())
+      ether_.fibres.wait([this, is_ready, rank] { return is_ready() || ether_.has_news(rank); }, deadline);
+    ether_.listen(rank);
+  }
+  bool has_come(const std::deque<Message>& queue) const {
     return !queue.empty() && queue.front().arrival <= ether_.fibres.now();
   }
+  // The lowest one of those whose messages have arrived.
   int sender(Tag tag) {
-    for (int from = 0; from < size(); ++from)
-      if (is_there(from, tag)) return from;
-    return -1;
+    int lowest = -1;
+    for (const auto& [arrival, from] : messages_.arrivals_at(place_, tag)) {
+      if (arrival > ether_.fibres.now()) break;
+      lowest = lowest < 0 ? from : std::min(lowest, from);
+    }
+    return lowest;
   }
 
   const int place_;
@@ -421,25 +588,40 @@ class BoardChannel final : public Channel {
     std::array<Bytes, 2> bytes;
     std::array<SmallValue, 2> values;
   };
+  struct Boards {
+    explicit Boards(size_t size) : of_members(size) {}
+    void note_exchange(Board& own) {
+      latest = std::max(latest, ++own.exchanges);
+      ++come_to[own.exchanges];
+    }
+    std::vector<Board> of_members;
+    uint64_t latest = 0;                           // the exchange that some member has come to
+    std::unordered_map<uint64_t, size_t> come_to;  // by exchange: how many members
+  };
 
-  BoardChannel(int place, std::vector<Board>& boards, Ether& ether)
-      : Channel(place, static_cast<int>(boards.size())), boards_(boards), ether_(ether) {}
+  BoardChannel(int place, int rank_of_world, Boards& boards, Ether& ether)
+      : Channel(place, static_cast<int>(boards.of_members.size())),
+        rank_of_world_(rank_of_world),
+        boards_(boards),
+        ether_(ether) {}
 
   void begin_and(const Words& words) override {
     Board& own = begin();
     own.words[side()] = words;
     own.values[side()] = value_;
-    ++own.exchanges;
+    boards_.note_exchange(own);
   }
   bool finish_and(Words& words, double deadline) override {
     if (!wait_for_all(deadline)) return false;
-    for (const Board& board : boards_)
+    for (const Board& board : boards_.of_members)
       for (size_t i = 0; i < words.size(); ++i) words[i] &= board.words[side()][i];
     return true;
   }
   bool keeps_deadlines() const override { return true; }
   void put_value(const SmallValue& value) override { value_ = value; }
-  const SmallValue* value_of(int place) override { return &boards_[static_cast<size_t>(place)].values[side()]; }
+  const SmallValue* value_of(int place) override {
+    return &boards_.of_members[static_cast<size_t>(place)].values[side()];
+  }
 
   Gathered gather(const Bytes& mine) override { return *gather_until(kNever, mine); }
   Bytes broadcast(const Bytes& mine) override { return *broadcast_until(kNever, mine); }
@@ -447,46 +629,45 @@ class BoardChannel final : public Channel {
     if (!exchange(deadline, mine)) return std::nullopt;
     Gathered all;
     if (rank() == 0)
-      for (const Board& board : boards_) all.add(board.bytes[side()]);
+      for (const Board& board : boards_.of_members) all.add(board.bytes[side()]);
     return all;
   }
   std::optional<Bytes> broadcast_until(double deadline, const Bytes& mine) override {
     if (!exchange(deadline, mine)) return std::nullopt;
-    return boards_.front().bytes[side()];
+    return boards_.of_members.front().bytes[side()];
   }
-  bool is_called() override {
-    return std::any_of(boards_.begin(), boards_.end(),
-                       [&](const Board& board) { return board.exchanges > exchanges_; });
-  }
+  bool is_called() override { return boards_.latest > exchanges_; }
 
  private:
   size_t side() const { return exchanges_ % 2; }
   Board& begin() {
-    ether_.require_nobody_lost();
+    ether_.listen(rank_of_world_);
     ++exchanges_;
-    return boards_[static_cast<size_t>(rank())];
+    return boards_.of_members[static_cast<size_t>(rank())];
   }
   bool exchange(double deadline, const Bytes& mine) {
     if (!has_published_) {
       Board& own = begin();
       own.bytes[side()] = mine;
-      ++own.exchanges;
+      boards_.note_exchange(own);
     }
     has_published_ = !wait_for_all(deadline);
     return !has_published_;
   }
   bool have_all_come() const {
-    return std::all_of(boards_.begin(), boards_.end(),
-                       [&](const Board& board) { return board.exchanges >= exchanges_; });
+    const auto come = boards_.come_to.find(exchanges_);
+    return come != boards_.come_to.end() && come->second == boards_.of_members.size();
   }
   bool wait_for_all(double deadline) {
     const double until = deadline == kNever ? kNever : ether_.fibres.now() + (deadline - now_s());
-    if (!have_all_come()) ether_.fibres.wait([this] { return have_all_come() || !ether_.lost.empty(); }, until);
-    ether_.require_nobody_lost();
+    if (!have_all_come())
+      ether_.fibres.wait([this] { return have_all_come() || ether_.has_news(rank_of_world_); }, until);
+    ether_.listen(rank_of_world_);
     return have_all_come();
   }
 
-  std::vector<Board>& boards_;
+  const int rank_of_world_;
+  Boards& boards_;
   Ether& ether_;
   uint64_t exchanges_ = 0;
   bool has_published_ = false;  // bytes that the others have not come to yet
@@ -524,6 +705,7 @@ class World {
       if (!telling.left_out.count(i)) faults_.push_back(draw.faults[i]);
     }
     make_transports();
+    make_alarms();
     for (int rank = 0; rank < draw.ranks; ++rank) {
       fibres_.set_clock_offset(rank, draw.clock_offsets[static_cast<size_t>(rank)]);
       ranks_.push_back(std::make_unique<Rank>(rank, channel_of(rank), draw.limits));
@@ -580,7 +762,7 @@ class World {
         members.push_back(rank);
       nodes_.push_back(members);
       on_node_.push_back(std::make_unique<SimulatedWire::Messages>(members));
-      boards_.emplace_back(members.size());
+      boards_.push_back(std::make_unique<BoardChannel::Boards>(members.size()));
     }
     std::vector<int> leaders;
     for (const std::vector<int>& node : nodes_) {
@@ -589,6 +771,24 @@ class World {
     }
     plans_of_nodes_.resize(nodes_.size());
     across_ = std::make_unique<SimulatedWire::Messages>(leaders);
+  }
+
+  // All ranks are connected in a tree before they have channels, as by Fabric::connect().
+  void make_alarms() {
+    constexpr int kChildren = 4;
+    std::vector<RankName> names;
+    std::vector<int> all;
+    for (int rank = 0; rank < draw_.ranks; ++rank) {
+      if (rank > 0) ether_.connect(rank, (rank - 1) / kChildren);
+      names.push_back({rank, "h", 0});
+      all.push_back(rank);
+    }
+    for (int rank = 0; rank < draw_.ranks; ++rank) {
+      networks_.push_back(std::make_unique<NewsNetwork>(rank, ether_));
+      ether_.alarms.push_back(
+          std::make_unique<Alarm>(Endpoint(*networks_.back(), all, rank, kAlarmTag, nullptr), names));
+      if (draw_.shares_memory) ether_.alarms.back()->leave_out(nodes_[static_cast<size_t>(node_of(rank, draw_))]);
+    }
   }
 
   Wire& wire(int place, SimulatedWire::Messages& messages) {
@@ -603,7 +803,7 @@ class World {
     if (nodes_[node].size() == 1)
       on_node = std::make_unique<SelfChannel>();
     else if (draw_.shares_memory)
-      on_node = std::make_unique<BoardChannel>(place, boards_[node], ether_);
+      on_node = std::make_unique<BoardChannel>(place, rank, *boards_[node], ether_);
     else
       on_node = std::make_unique<TreeChannel>(wire(place, *on_node_[node]), kTreePatience_s, nodes_.size() == 1);
     if (nodes_.size() == 1) return on_node;
@@ -629,11 +829,21 @@ class World {
           if (ranks_[static_cast<size_t>(fault.rank)]->has_ended) return;
           trace_at(fault.rank, "signal", "killed");
           fibres_.kill(fault.rank);
+          ether_.end(fault.rank, fault.duration);
           fibres_.at(fault.at + fault.duration, [this, fault] {
-            if (ether_.lost.empty()) ether_.lost = "rank " + std::to_string(fault.rank) + " is gone";
+            ether_.set_node_news(fault.rank, "rank " + std::to_string(fault.rank) + " is gone");
           });
         });
+      if (fault.kind == Fault::freeze)
+        fibres_.at(fault.at, [this, fault] {
+          for (int rank = 0; rank < draw_.ranks; ++rank)
+            if (rank != fault.rank && is_frozen(rank, fault)) fibres_.stop(rank, fault.at + fault.duration);
+        });
     }
+  }
+
+  static bool is_frozen(int rank, const Fault& fault) {
+    return Random(static_cast<uint64_t>(rank) * 1000 + static_cast<uint64_t>(fault.other)).below(3) == 0;
   }
 
   bool has_fault(Fault::Kind kind) const {
@@ -741,13 +951,29 @@ class World {
       }
     } catch (const Error& error) {
       trace(std::string("the engine fails: ") + error.what());
-      if (error.kind() != ErrorKind::peer_lost) story_.find(std::string("the engine fails: ") + error.what());
-      close(self, error);
+      fail(self, error);
     }
   }
 
+  // As Engine::fail(). The process ends soon.
+  void fail(Rank& self, const Error& error) {
+    if (error.kind() != ErrorKind::peer_lost)
+      story_.find(std::string("the engine fails: ") + error.what());
+    else if (!fibres_.is_killed(ranks_in(error.what()).front()))
+      story_.find("rank " + std::to_string(self.rank) + " says that " + error.what() + ", which was not killed");
+    if (!has_heard_of_death_) {
+      has_heard_of_death_ = true;
+      fibres_.at(fibres_.now() + kHeard_s, [this, since = fibres_.now()] { check_heard(since); });
+    }
+    ether_.set_node_news(self.rank, error.what());
+    ether_.alarms[static_cast<size_t>(self.rank)]->raise(error.kind(), error.what());
+    close(self, error);
+    fibres_.at(fibres_.now() + random_.real(0, random_.chance(0.5) ? 0.002 : 0.5),
+               [this, rank = self.rank] { ether_.end(rank, 0); });
+  }
+
   bool has_work(Rank& self) {
-    return !ether_.lost.empty() || !self.inbox.empty() || !self.whereabouts.empty() || !self.backlog.empty() ||
+    return ether_.has_news(self.rank) || !self.inbox.empty() || !self.whereabouts.empty() || !self.backlog.empty() ||
            self.coordinator.is_in_round() || self.is_leaving || self.channel->is_called() ||
            fibres_.clock_of(self.rank) >= self.coordinator.next_deadline();
   }
@@ -757,10 +983,10 @@ class World {
       const uint64_t bell = self.bell;
       const double deadline = self.coordinator.next_deadline();
       const double until = deadline == kNever ? kNever : fibres_.now() + (deadline - fibres_.clock_of(self.rank));
-      fibres_.wait([&, bell] { return !ether_.lost.empty() || self.bell != bell || self.channel->is_called(); },
+      fibres_.wait([&, bell] { return ether_.has_news(self.rank) || self.bell != bell || self.channel->is_called(); },
                    std::max(until, fibres_.now() + 1e-9));
     }
-    ether_.require_nobody_lost();
+    ether_.listen(self.rank);
   }
 
   void take_turn(Rank& self) {
@@ -839,15 +1065,12 @@ class World {
   // The ranks of a set carry out its plans together. Values that came beside the bits need no meeting.
   void meet(Rank& self, int process_set, const std::vector<const void*>& values) {
     if (!values.empty()) return;
-    const std::vector<int> members = self.membership.ranks(process_set);
-    std::vector<uint64_t>& met = met_[process_set];
-    met.resize(static_cast<size_t>(draw_.ranks));
-    const uint64_t mine = ++met[static_cast<size_t>(self.rank)];
-    fibres_.wait([&, this] {
-      return !ether_.lost.empty() || std::all_of(members.begin(), members.end(),
-                                                 [&](int rank) { return met[static_cast<size_t>(rank)] >= mine; });
-    });
-    ether_.require_nobody_lost();
+    const size_t members = self.membership.ranks(process_set).size();
+    const uint64_t mine = ++met_[{process_set, self.rank}];
+    size_t& come = come_to_[{process_set, mine}];
+    ++come;
+    fibres_.wait([&, members] { return come == members || ether_.has_news(self.rank); });
+    ether_.listen(self.rank);
   }
 
   void finish(Rank& self, const Agreement& part, const std::vector<const void*>& values) {
@@ -955,7 +1178,7 @@ class World {
 
   // Where no rank and no link is slow, an operation ends soon after the last rank has submitted it, or has joined.
   void check_pace(const Agreement& part) {
-    const auto is_slow = [](const Fault& fault) { return fault.kind <= Fault::kill || fault.kind == Fault::slow_link; };
+    const auto is_slow = [](const Fault& fault) { return fault.kind <= Fault::kill || fault.kind >= Fault::slow_link; };
     if (std::any_of(faults_.begin(), faults_.end(), is_slow)) return;
     double last_s = last_submitted_s_[part.operation.name];
     if (!part.joined.empty()) last_s = std::max(last_s, last_submitted_s_[kJoinName]);
@@ -1039,6 +1262,15 @@ class World {
     return ranks;
   }
 
+  // News that slow links carry may take their time.
+  void check_heard(double since) {
+    if (has_fault(Fault::slow_link)) return;
+    for (const auto& rank : ranks_)
+      if (!rank->has_ended && !fibres_.is_killed(rank->rank) && !fibres_.was_stopped_since(rank->rank, since))
+        story_.find("rank " + std::to_string(rank->rank) + " has not heard of a death for " + std::to_string(kHeard_s) +
+                    " s");
+  }
+
   void check_end() {
     for (const auto& rank : ranks_) {
       if (rank->has_script_ended || fibres_.is_killed(rank->rank)) continue;
@@ -1084,10 +1316,11 @@ class World {
   Random random_;  // of delays and of the next fibre
   std::vector<Fault> faults_;
   std::vector<std::unique_ptr<SimulatedWire>> wires_;
+  std::vector<std::unique_ptr<NewsNetwork>> networks_;
   std::vector<std::vector<int>> nodes_;
   std::vector<std::unique_ptr<SimulatedWire::Messages>> on_node_;
   std::unique_ptr<SimulatedWire::Messages> across_;
-  std::vector<std::vector<BoardChannel::Board>> boards_;
+  std::vector<std::unique_ptr<BoardChannel::Boards>> boards_;
   std::vector<size_t> ranks_of_leaders_;  // how many are on each node
   std::vector<std::string> warnings_;
   std::map<std::string, double> last_submitted_s_;
@@ -1095,10 +1328,11 @@ class World {
   std::vector<uint64_t> plans_, errors_;               // signatures, in order
   std::vector<std::vector<uint64_t>> plans_of_nodes_;  // of rounds on each node
   std::map<int, uint64_t> errors_seen_;
-  std::map<int, std::vector<uint64_t>> met_;  // by process set: how many plans each rank has come to
+  std::map<std::pair<int, int>, uint64_t> met_;         // by process set and rank: how many plans it has come to
+  std::map<std::pair<int, uint64_t>, size_t> come_to_;  // by process set and number: how many ranks
   std::map<uint64_t, std::array<char, 64>> values_;
   uint64_t tokens_ = 0;
-  bool has_seen_deadlock_ = false;
+  bool has_seen_deadlock_ = false, has_heard_of_death_ = false;
   std::vector<std::unique_ptr<Rank>> ranks_;
   Fibres fibres_;  // unwinds what uses all of the above
   Ether ether_;
