@@ -29,5 +29,5 @@ def test_a_message_to_all_is_encoded_once(rows):
     own = {"elastic generation": 1, "a death": 1, "meeting of": 1, "their init()": 2}
     for few, many in zip(*rows, strict=True):
         messages_of_each = next((number for begin, number in own.items() if few.what.startswith(begin)), 0)
-        grown = many.packed - few.packed
+        grown = many.encoded - few.encoded
         assert grown <= messages_of_each * (MANY - FEW) + 40, (few, many)

@@ -1,7 +1,8 @@
-"""The load of the busiest process in a job of very many ranks: the real code, in this process.
+"""The load of the busiest process in a job of very many ranks, by the real code.
 
-Agreement: the Coordinator and the Ledger of rank 0, with the messages that a tree of so many ranks brings. Rank 0 is
-the busiest rank: all others handle fewer messages of the same kinds.
+Meetings: the process that serves them, see scale_rendezvous.py. Agreement: the Coordinator and the Ledger of rank 0,
+in this process, with the messages that a tree of so many ranks brings. Rank 0 is the busiest rank: all others handle
+fewer messages of the same kinds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 from harness.simulation import Cost, Crowd, Request
 
+from measure import scale_rendezvous
 from ringtrain._core import OpKind
 from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of
@@ -32,21 +34,23 @@ class Scale:
     def measure(self, session: Session) -> list[Row]:
         if session.job.size > 1:
             raise RuntimeError("scale simulates its ranks: start it without a launcher and without -np")
-        return [
-            Row({"ranks": ranks, "operations": operations, "what": what}, [Round({"rank 0": dict(_values(cost))})])
-            for ranks in session.arguments.ranks
-            for operations in session.arguments.operations
-            for what, cost in rounds_of(ranks, operations)
-        ]
+        rows = []
+        for ranks in session.arguments.ranks:
+            for meeting in scale_rendezvous.measure(ranks):
+                cost = Cost(meeting.seconds, meeting.messages, meeting.sent_bytes, int(1e6 * meeting.memory_mb), 0)
+                rows.append(_row(ranks, 0, meeting.what, cost))
+            for operations in session.arguments.operations:
+                rows += [_row(ranks, operations, what, cost) for what, cost in rounds_of(ranks, operations)]
+        return rows
 
     def table(self, result: Result) -> list[str]:
-        table = Table(["ranks", "operations", "round", "processor ms", "messages", "KB", "memory MB"])
+        table = Table(["ranks", "operations", "of the busiest process", "processor ms", "messages", "KB", "memory MB"])
         for row in result.rows:
-            values = row.rounds[0].values["rank 0"]
+            values = row.rounds[0].values["busiest"]
             ms, kilobytes, megabytes = 1e3 * values["seconds"], values["bytes"] / 1e3, values["peak_bytes"] / 1e6
             cells = [f"{ms:.1f}", f"{values['messages']:.0f}", f"{kilobytes:.0f}", f"{megabytes:.1f}"]
-            table.add([str(row.key["ranks"]), str(row.key["operations"]), str(row.key["what"]), *cells])
-        return [*lines_of(table), "Messages and bytes are those that rank 0 receives and sends."]
+            table.add([str(row.key["ranks"]), str(row.key["operations"] or ""), str(row.key["what"]), *cells])
+        return [*lines_of(table), "Messages are received and sent; bytes at a meeting are sent. Memory is the most."]
 
 
 def rounds_of(ranks: int, operations: int) -> Iterator[tuple[str, Cost]]:
@@ -74,5 +78,6 @@ def rounds_of(ranks: int, operations: int) -> Iterator[tuple[str, Cost]]:
     yield "warning about a stall", crowd.settle([])
 
 
-def _values(cost: Cost) -> Iterator[tuple[str, float]]:
-    return ((name, float(value)) for name, value in cost._asdict().items())
+def _row(ranks: int, operations: int, what: str, cost: Cost) -> Row:
+    values = {name: float(value) for name, value in cost._asdict().items()}
+    return Row({"ranks": ranks, "operations": operations, "what": what}, [Round({"busiest": values})])

@@ -7,10 +7,8 @@ what they say is what introduce() and the clients say, with other names. Rank 0 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
-import queue
 import secrets
 import socket
 import subprocess
@@ -20,13 +18,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.job import gpus, world
 from ringtrain.job.rendezvous import elastic_server, generations, listener, server
 from ringtrain.job.rendezvous.columns import of_columns
 from ringtrain.job.rendezvous.listener import bound
-from ringtrain.job.rendezvous.protocol import MOST_BYTES, Connection, _unpacked
+from ringtrain.job.rendezvous.protocol import MOST_BYTES, Connection, _unpacked, packed
 from ringtrain.kvstore.servers import membership, scheduler
 from ringtrain.options import table
 
@@ -45,7 +44,7 @@ class Row(NamedTuple):
     seconds: float  # of a processor, at the busiest process: the server, or rank 0, which reads what all have said
     sent_bytes: int  # by the server, to all
     messages: int  # of the server, to and from all
-    packed: int  # messages that the server has encoded
+    encoded: int  # messages, by the server
     memory_mb: float  # that the server has had until then, at most
 
 
@@ -66,7 +65,7 @@ def _static(ranks: int) -> list[Row]:
 
 
 def _elastic(ranks: int) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     with _serving("elastic", ranks) as (serving, crowd):
         for what in (f"elastic generation of {ranks} ranks", "a death, and the generation after it"):
             if rows:
@@ -126,22 +125,20 @@ def _introduce(crowd: _Crowd, message: Callable[[Any], Any], hear: Callable[[], 
         text = json.dumps(message(value))
         for rank, one in enumerate(others, 1):
             crowd.tell_text(one, _as_of_rank(text, rank))
-        others_s += time.process_time() - began_s - 0.0
+        others_s += time.process_time() - began_s
         began_s, crowd.decoding_s = time.process_time(), 0.0
         answer = hear()
         others_s += time.process_time() - began_s - crowd.decoding_s
         return of_columns(answer["values"])
 
     settings = table.resolve({})
-    choose, name = gpus.choose, socket.gethostname
-    gpus.choose = lambda *_: gpus.Choice(0, _MARK, 8, False)  # type: ignore[assignment]
-    socket.gethostname = lambda: _HOST  # type: ignore[assignment]
+    own = ([["10.1.2.3", _PORT]], 0.000123)
     began_s = time.process_time()
-    try:
-        own = ([["10.1.2.3", _PORT]], 0.000123)
+    with (
+        patch.object(gpus, "choose", lambda *_: gpus.Choice(0, _MARK, 8, False)),
+        patch.object(socket, "gethostname", lambda: _HOST),
+    ):
         world.introduce(exchange, 0, world.node_name(), settings, lambda: {}, own)
-    finally:
-        gpus.choose, socket.gethostname = choose, name  # type: ignore[assignment]
     return time.process_time() - began_s - others_s
 
 
@@ -263,31 +260,35 @@ def _serve(kind: str, ranks: int) -> None:
     """In the process that serves: a line of its input asks for its processor time and its memory."""
     sock = bound("127.0.0.1", 0)
     port = sock.getsockname()[1]
-    count, pack = itertools.count(), listener.packed
-    listener.packed = lambda message: (next(count), pack(message))[1]  # type: ignore[assignment]
-    serving: object
-    if kind == "static":
-        serving = server.Server(sock, _SECRET)
-    elif kind == "elastic":
-        limits = generations.Limits(ranks, 1, ranks, _LONGEST_S)
-        elastic_server._SILENT_S = _LONGEST_S  # all simulated processes read one after the other
-        serving = elastic_server.ElasticServer(sock, _SECRET, limits, queue.SimpleQueue().put)
-    else:
-        of_store = membership.Limits(ranks, 0, ranks, 3600.0, 0.0, False, _LONGEST_S)
-        serving = scheduler.Scheduler(sock, _SECRET, of_store, 0)
-    assert serving
-    print(port, time.process_time(), flush=True)
-    while sys.stdin.readline():
-        with open("/proc/self/status") as status:
-            peak_kb = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
-        so_many = int(repr(count).strip("count()"))
-        print(time.process_time(), so_many, peak_kb / 1024, flush=True)
+    encoded = 0
+
+    def counted(message: Any) -> bytes:
+        nonlocal encoded
+        encoded += 1
+        return packed(message)
+
+    with patch.object(listener, "packed", counted), patch.object(elastic_server, "_SILENT_S", _LONGEST_S):
+        serving: object
+        if kind == "static":
+            serving = server.Server(sock, _SECRET)
+        elif kind == "elastic":
+            limits = generations.Limits(ranks, 1, ranks, _LONGEST_S)
+            serving = elastic_server.ElasticServer(sock, _SECRET, limits, lambda event: None)
+        else:
+            of_store = membership.Limits(ranks, 0, ranks, 3600.0, 0.0, False, _LONGEST_S)
+            serving = scheduler.Scheduler(sock, _SECRET, of_store, 0)
+        assert serving
+        print(port, time.process_time(), flush=True)
+        while sys.stdin.readline():
+            with open("/proc/self/status") as status:
+                peak_kb = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+            print(time.process_time(), encoded, peak_kb / 1024, flush=True)
 
 
 def lines(rows: list[Row]) -> list[str]:
     shown = Table(["", "s of a processor", "MB sent", "messages", "encoded", "MB of memory"])
     for row in rows:
-        counts = [f"{row.seconds:.2f}", f"{row.sent_bytes / 1e6:.1f}", str(row.messages), str(row.packed)]
+        counts = [f"{row.seconds:.2f}", f"{row.sent_bytes / 1e6:.1f}", str(row.messages), str(row.encoded)]
         shown.add([row.what, *counts, f"{row.memory_mb:.0f}"])
     return list(lines_of(shown))
 
