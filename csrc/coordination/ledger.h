@@ -131,7 +131,7 @@ class Ledger {
   // The transfer that its destination has not announced, the one announced first, to which a find_sender is the
   // question; null if there is none.
   const Entry* find_transfer(const Operation& question) const;
-  bool is_sought(const Operation& transfer) const;  // by a find_sender
+  bool is_sought(const Operation& transfer) const;                  // by a find_sender
   RankSet ended_members(const Key& key, const Entry& entry) const;  // that will never announce it
   Agreement agree(const Entry& entry) const;
   static Agreement agree_on_join(const Entry& entry);
