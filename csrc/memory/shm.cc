@@ -95,16 +95,16 @@ void remove_abandoned() {
 
 }  // namespace
 
-SharedSegment SharedSegment::create(size_t bytes, Pages pages) {
+SharedSegment SharedSegment::create(size_t bytes, size_t reserved) {
   remove_abandoned();
   const int descriptor = open(kFolder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (descriptor < 0) throw cannot("create", kFolder, errno);
   flock(descriptor, LOCK_SH);  // says that its creator lives
-  const int code = pages == Pages::reserved ? reserve_pages(descriptor, 0, bytes)
-                                            : (ftruncate(descriptor, static_cast<off_t>(bytes)) == 0 ? 0 : errno);
+  int code = ftruncate(descriptor, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  if (code == 0 && reserved > 0) code = reserve_pages(descriptor, 0, reserved);
   if (code == 0) return SharedSegment(bytes, descriptor);
   close(descriptor);
-  throw cannot("reserve " + std::to_string(bytes >> 10) + " KB of", kFolder, code);
+  throw cannot("reserve " + std::to_string(reserved >> 10) + " KB of", kFolder, code);
 }
 
 SharedSegment SharedSegment::attach(int64_t creator_pid, uint64_t ticket, size_t bytes) {

@@ -12,10 +12,9 @@ namespace ringtrain {
 // their own), it gets a name until all are attached; if all die before that, the name goes with a later create().
 class SharedSegment {
  public:
-  // Both throw Error(failure) saying what could not be had. The memory is zero. Pages that are not reserved when the
-  // segment is created must be before they are used: so a full /dev/shm is an error and not a SIGBUS later.
-  enum class Pages { reserved, none };
-  static SharedSegment create(size_t bytes, Pages pages);
+  // Both throw Error(failure) saying what could not be had. The memory is zero. The first `reserved` bytes have pages;
+  // others must be reserved before they are used: so a full /dev/shm is an error and not a SIGBUS later.
+  static SharedSegment create(size_t bytes, size_t reserved);
   static SharedSegment attach(int64_t creator_pid, uint64_t ticket, size_t bytes);
   static SharedSegment attach(const std::string& name, size_t bytes);
 

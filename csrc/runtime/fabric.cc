@@ -187,7 +187,7 @@ void Fabric::make_arena(const World& world, Resources& resources, Channel& boots
     arena_ = before.arena;
     return;
   }
-  const SegmentPlan plan = {"arena", &Arena::bytes, SharedSegment::Pages::none, nullptr};
+  const SegmentPlan plan = {"arena", &Arena::bytes, 0, nullptr};
   SharedSegment segment = make_segments(world, world.place(all_ranks(world)), plan, bootstrap);
   if (!segment.data()) return;
   arena_ = std::make_shared<Arena>(std::move(segment), node_->size(), node_->index());
@@ -231,7 +231,7 @@ SharedSegment make_segments(const World& world, const Placement& placement, cons
   const size_t bytes = is_member ? plan.bytes(static_cast<int>(places.size())) : 0;
   const auto own_node = static_cast<size_t>(world.nodes[world.rank]);
   SharedSegment segment;
-  const auto create = [&] { segment = SharedSegment::create(bytes, plan.pages); };
+  const auto create = [&] { segment = SharedSegment::create(bytes, std::min(bytes, plan.most_reserved)); };
   if (!channel.all_agree(!is_creator || succeeds(create, plan.if_it_fails))) return {};
 
   Words tickets(static_cast<size_t>(*std::max_element(world.nodes.begin(), world.nodes.end())) + 1, ~uint64_t{0});

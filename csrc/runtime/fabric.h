@@ -158,7 +158,7 @@ class Fabric {
 struct SegmentPlan {
   std::string purpose;               // the segment's name is made of it
   std::function<size_t(int)> bytes;  // for so many ranks
-  SharedSegment::Pages pages = SharedSegment::Pages::reserved;
+  size_t most_reserved = SIZE_MAX;   // of these, from the beginning on; others when they are used
   const char* if_it_fails =
       "All ranks go through the network instead, which is slower.";  // the end of a warning; null for no warning
 };

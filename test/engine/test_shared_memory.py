@@ -138,6 +138,62 @@ thread.join()
     require_success(program, str(tmp_path / "gate"), LD_PRELOAD=preloaded, PAGES_TAKE_MS="0", PAGES_MAY_COME="never")
 
 
+SETS = """
+def kilobytes():
+    files = [os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if "/dev/shm/#" in where(fd)]
+    return sum(file.st_blocks for file in files) // 2
+
+def where(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+hvd.init()
+large = np.arange(1 << 17, dtype=np.float64)
+"""
+
+
+def test_a_process_set_takes_little_memory_before_its_first_large_operation():
+    program = """
+before = kilobytes()
+pairs = [hvd.add_process_set([one, other]) for one in range(4) for other in range(one)]
+own = [pair for pair in pairs if pair.included()]
+hvd.barrier()
+of_sets = kilobytes() - before
+assert of_sets < len(own) * 100, of_sets
+used = next(pair for pair in own if pair.ranks in ([0, 1], [2, 3]))
+for _ in range(2):
+    assert (hvd.allreduce(np.ones(8), op=hvd.Sum, process_set=used) == 2).all()
+    assert (hvd.allreduce(large, op=hvd.Sum, process_set=used) == 2 * large).all()
+    assert (hvd.allgather(large, process_set=used) == np.concatenate([large, large])).all()
+    root = used.ranks[1]
+    assert (hvd.broadcast(large + hvd.rank(), root, process_set=used) == large + root).all()
+grown = kilobytes() - before - of_sets
+hvd.barrier()
+assert 100 < grown < 2048, grown
+"""
+    require_success(SETS + program, ranks=4)
+
+
+def test_a_process_set_for_which_no_memory_is_left_says_so_on_all_ranks(tmp_path):
+    program = """
+small = hvd.add_process_set([0, 1])
+hvd.barrier()
+if hvd.rank() == 1:
+    os.environ["NO_PAGES"] = "1"
+try:
+    if hvd.rank() == 2:
+        hvd.allreduce(np.ones(1), name="last")
+    hvd.allreduce(large, op=hvd.Sum, process_set=small)
+except hvd.RingtrainError as error:
+    assert "cannot reserve 256 KB of shared memory" in str(error) and "--shm-size" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+    require_success(SETS + program, ranks=3, LD_PRELOAD=library(tmp_path, FULL))
+
+
 def test_memory_of_another_process_is_not_taken_for_that_of_a_rank(tmp_path):
     program = """
 hvd.init()
@@ -169,6 +225,6 @@ chown nobody ringtrain-foreign
     assert names == ["ringtrain-foreign", "ringtrain-link"], result.stdout + result.stderr
 
 
-def require_success(program, *arguments, **environment):
-    job = ringrun("-np", "2", "python", "-c", PROGRAM + program, *arguments, **environment)
+def require_success(program, *arguments, ranks=2, **environment):
+    job = ringrun("-np", str(ranks), "python", "-c", PROGRAM + program, *arguments, **environment)
     assert job.returncode == 0 and "warning" not in job.stderr, job.stdout + job.stderr

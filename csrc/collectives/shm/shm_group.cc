@@ -27,9 +27,12 @@ MailboxGeometry MailboxGeometry::of(int size, size_t largest_mailbox_bytes, int 
   return {size, bytes, depth};
 }
 
+size_t ShmGroup::first_lane(const MailboxGeometry& geometry) {
+  return static_cast<size_t>(geometry.size) * (sizeof(Control) + 2 * kSmallBytes);
+}
+
 size_t ShmGroup::segment_bytes(const MailboxGeometry& geometry) {
-  const size_t lanes = static_cast<size_t>(geometry.depth) * geometry.lane_bytes();
-  return static_cast<size_t>(geometry.size) * (sizeof(Control) + 2 * kSmallBytes + lanes);
+  return first_lane(geometry) + static_cast<size_t>(geometry.size) * geometry.lanes_bytes();
 }
 
 ShmGroup::ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& watch)
@@ -55,9 +58,15 @@ char* ShmGroup::small_slot(int rank, uint32_t number) {
 }
 
 char* ShmGroup::lane(int from, uint32_t chunk) {
-  char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * (sizeof(Control) + 2 * kSmallBytes);
-  const size_t depth = static_cast<size_t>(memory_.geometry.depth);
-  return first + (static_cast<size_t>(from) * depth + chunk % depth) * memory_.geometry.lane_bytes();
+  const MailboxGeometry& geometry = memory_.geometry;
+  char* own = memory_.mailboxes.data() + first_lane(geometry) + static_cast<size_t>(from) * geometry.lanes_bytes();
+  return own + chunk % static_cast<uint32_t>(geometry.depth) * geometry.lane_bytes();
+}
+
+void ShmGroup::reserve_own_lanes() {
+  if (std::exchange(has_lanes_, true)) return;
+  const size_t bytes = memory_.geometry.lanes_bytes();
+  memory_.mailboxes.reserve(first_lane(memory_.geometry) + static_cast<size_t>(rank()) * bytes, bytes);
 }
 
 char* ShmGroup::mailbox(int from, int to, uint32_t chunk) {
@@ -80,6 +89,7 @@ void ShmGroup::wait_for_all(Flag Control::* stage, uint32_t count) {
 
 template <typename Put, typename Get>
 void ShmGroup::stream(size_t chunks, Put put, Get get) {
+  reserve_own_lanes();
   Control& mine = control(rank());
   const uint32_t first = next_chunk_;
   for (size_t k = 0; k <= chunks; ++k) {
@@ -101,6 +111,7 @@ void ShmGroup::stream(size_t chunks, Put put, Get get) {
 void ShmGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   const PieceLayout layout(pieces, size_of(reduction.dtype));
   if (layout.total() * size_of(reduction.dtype) <= kSmallBytes) return small_allreduce(reduction, pieces);
+  reserve_own_lanes();
   ShmAllreduce(*this, reduction, layout).run();
 }
 

@@ -90,6 +90,8 @@ struct MailboxGeometry {
   // busy at the same time.
   static MailboxGeometry of(int size, size_t largest_mailbox_bytes, int cores);
   size_t lane_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
+  // Of all lanes of a rank.
+  size_t lanes_bytes() const { return static_cast<size_t>(depth) * lane_bytes(); }
 };
 
 // The memory that the ranks of a Group share on this node.
@@ -102,8 +104,10 @@ struct NodeMemory {
 
 class ShmGroup final : public Group {
  public:
-  // Of the segment that holds the mailboxes.
+  // Of the segment that holds the mailboxes. The lanes are at its end, from first_lane() on: each rank reserves the
+  // memory of its own before its first operation that needs them, since few of many groups have one.
   static size_t segment_bytes(const MailboxGeometry& geometry);
+  static size_t first_lane(const MailboxGeometry& geometry);
   static AlgorithmChoices choices();
 
   // All references and the arena outlive this.
@@ -145,6 +149,8 @@ class ShmGroup final : public Group {
   // All mailboxes of `from` for one chunk as one piece of memory, lane_bytes() long, for what everybody reads.
   char* lane(int from, uint32_t chunk);
   char* small_slot(int rank, uint32_t number);
+  // Throws failure where /dev/shm is full.
+  void reserve_own_lanes();
 
   // A rank for which the stage has not got so far, or -1.
   int who_has_not(Flag Control::* stage, uint32_t count);
@@ -163,7 +169,8 @@ class ShmGroup final : public Group {
   std::vector<std::vector<char*>> exchange_places(const Piece* first, size_t count);
   void reduce_own_slice(const Reduction& reduction, const Piece* first, size_t count);
 
-  const NodeMemory memory_;
+  NodeMemory memory_;
+  bool has_lanes_ = false;  // this rank's own
   const Tuning& tuning_;
   Watch& watch_;
   Waiter waiter_;

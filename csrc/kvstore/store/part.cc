@@ -13,7 +13,7 @@
 namespace ringtrain {
 
 PartMemory PartMemory::create_shared(size_t bytes) {
-  SharedSegment segment = SharedSegment::create(bytes, SharedSegment::Pages::none);
+  SharedSegment segment = SharedSegment::create(bytes, 0);
   char* const data = segment.data();
   return {std::move(segment), data, bytes};
 }
