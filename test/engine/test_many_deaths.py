@@ -90,13 +90,18 @@ def require_all_name_a_victim(texts, size, victims, stopped=()):
         (65, [17], []),
         # Rank 64 has connections to rank 15 and, where it ever had one in a hypercube, to rank 0.
         (65, [0], [15]),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [(100, [24, 25, 26], [40]), (129, [128], []), (257, [0], [63]), (300, [299, 74], [])]
-        ),
     ],
 )
 def test_a_death_is_named_by_all_over_sockets(size, victims, stopped, tmp_path):
+    texts = texts_of_survivors(size, victims, stopped, folder=tmp_path)
+    require_all_name_a_victim(texts, size, victims, stopped)
+
+
+@pytest.mark.parametrize(
+    ("size", "victims", "stopped"),
+    [(100, [24, 25, 26], [40]), (129, [128], []), (257, [0], [63]), (300, [299, 74], [])],
+)
+def test_a_death_among_hundreds_is_named_by_all_over_sockets(size, victims, stopped, tmp_path):
     texts = texts_of_survivors(size, victims, stopped, folder=tmp_path)
     require_all_name_a_victim(texts, size, victims, stopped)
 
@@ -109,12 +114,16 @@ def test_a_death_is_named_by_all_over_sockets(size, victims, stopped, tmp_path):
         (16, [6], [5]),
         (16, [7, 8], [4, 5, 6]),
         (16, list(range(1, 16)), []),
-        pytest.param(128, [127, 0, 1], [125, 126], marks=pytest.mark.slow),
     ],
 )
 def test_a_death_is_named_by_all_that_share_memory(size, victims, stopped, tmp_path):
     texts = texts_of_survivors(size, victims, stopped, "auto", tmp_path)
     require_all_name_a_victim(texts, size, victims, stopped)
+
+
+def test_a_death_is_named_by_all_of_128_that_share_memory(tmp_path):
+    size, victims, stopped = 128, [127, 0, 1], [125, 126]
+    require_all_name_a_victim(texts_of_survivors(size, victims, stopped, "auto", tmp_path), size, victims, stopped)
 
 
 COUNTED = r"""
