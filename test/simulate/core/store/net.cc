@@ -261,7 +261,7 @@ Segments& segments() {
 
 }  // namespace
 
-SharedSegment SharedSegment::create(size_t bytes, Pages) {
+SharedSegment SharedSegment::create(size_t bytes, size_t) {
   constexpr size_t kPage = 4096;
   Segments& known = segments();
   char* const memory = static_cast<char*>(std::aligned_alloc(kPage, (bytes + kPage - 1) & ~(kPage - 1)));

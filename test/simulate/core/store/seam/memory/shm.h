@@ -10,8 +10,7 @@ namespace ringtrain {
 
 class SharedSegment {
  public:
-  enum class Pages { reserved, none };
-  static SharedSegment create(size_t bytes, Pages pages);
+  static SharedSegment create(size_t bytes, size_t reserved);
   // Throws where its creator, or another process that has it and is named instead, is dead.
   static SharedSegment attach(int64_t creator_pid, uint64_t ticket, size_t bytes);
 
