@@ -106,9 +106,10 @@ def test_the_table_says_what_limits_many_ranks():
 
 def test_gradients_ready_together_are_one_plan_and_the_rest_hides_behind_the_computing():
     two = cluster(2)
-    assert step_s(two, "ring", 0.0, [Gradient(0.0, 2 * MEGA)] * 5) == pytest.approx(10)
+    # a step of a ring takes some microseconds besides
+    assert step_s(two, "ring", 0.0, [Gradient(0.0, 2 * MEGA)] * 5) == pytest.approx(10, abs=1e-4)
     early_and_late = [Gradient(1.0, 4 * MEGA), Gradient(2.0, MEGA), Gradient(100.0, MEGA)]
-    assert step_s(two, "ring", 100.0, early_and_late) == pytest.approx(101)
+    assert step_s(two, "ring", 100.0, early_and_late) == pytest.approx(101, abs=1e-4)
     assert step_s(two, "ring", 200.0, early_and_late) == 200
 
 
