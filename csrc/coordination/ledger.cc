@@ -83,7 +83,10 @@ std::string find_mismatch(const std::vector<Variant>& variants) {
   for_each_field([&](const auto& field) {
     if (text.empty()) text = mismatch_in(field, variants);
   });
-  return text.empty() ? text : title_of(variants.front().request) + ": " + text;
+  if (text.empty()) return text;
+  const auto first = std::min_element(variants.begin(), variants.end(),
+                                      [](const Variant& one, const Variant& other) { return one.ranks < other.ranks; });
+  return title_of(first->request) + ": " + text;
 }
 
 Ledger::Ledger(const Membership& membership, const Limits& limits)
