@@ -34,9 +34,12 @@ bool fit(const std::vector<TensorSpec>& a, const std::vector<TensorSpec>& b, OpK
 // Factors that look the same in the message count as equal.
 bool fit(const Factors& a, const Factors& b, OpKind) { return a == b || factors_text(a) == factors_text(b); }
 
+// By their lowest ranks.
+using Variants = std::vector<const Variant*>;
+
 // Returns "" if all fit together, else what each group of ranks did, and the remedy.
 template <typename Value>
-std::string mismatch_in(const Field<Value>& field, const std::vector<Variant>& variants) {
+std::string mismatch_in(const Field<Value>& field, const Variants& variants) {
   if (!field.says) return "";
   struct Group {
     const Value* value;
@@ -44,20 +47,19 @@ std::string mismatch_in(const Field<Value>& field, const std::vector<Variant>& v
   };
   std::vector<Group> groups;
   RankSet others;
-  for (const auto& [request, ranks] : variants) {
-    const Value& value = request.operation.*field.member;
-    const auto same = std::find_if(groups.begin(), groups.end(), [&, kind = request.operation.kind](const Group& one) {
-      return fit(*one.value, value, kind);
-    });
+  for (const Variant* variant : variants) {
+    const Operation& operation = variant->request.operation;
+    const Value& value = operation.*field.member;
+    const auto fits = [&](const Group& one) { return fit(*one.value, value, operation.kind); };
+    const auto same = std::find_if(groups.begin(), groups.end(), fits);
     if (same != groups.end())
-      same->ranks.add(ranks);
+      same->ranks.add(variant->ranks);
     else if (groups.size() < kMostTold)
-      groups.push_back({&value, ranks});
+      groups.push_back({&value, variant->ranks});
     else
-      others.add(ranks);
+      others.add(variant->ranks);
   }
   if (groups.size() == 1) return "";
-  std::sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.ranks < b.ranks; });
   std::string text;
   for (const auto& [value, ranks] : groups)
     text += (text.empty() ? "" : ", ") + ranks_text(ranks) + " " + field.says(*value);
@@ -79,14 +81,14 @@ bool are_alike(const Operation& agreed, const Operation& own) {
 }
 
 std::string find_mismatch(const std::vector<Variant>& variants) {
+  Variants in_order;
+  for (const Variant& variant : variants) in_order.push_back(&variant);
+  std::sort(in_order.begin(), in_order.end(), [](const auto* a, const auto* b) { return a->ranks < b->ranks; });
   std::string text;
   for_each_field([&](const auto& field) {
-    if (text.empty()) text = mismatch_in(field, variants);
+    if (text.empty()) text = mismatch_in(field, in_order);
   });
-  if (text.empty()) return text;
-  const auto first = std::min_element(variants.begin(), variants.end(),
-                                      [](const Variant& one, const Variant& other) { return one.ranks < other.ranks; });
-  return title_of(first->request) + ": " + text;
+  return text.empty() ? text : title_of(in_order.front()->request) + ": " + text;
 }
 
 Ledger::Ledger(const Membership& membership, const Limits& limits)
