@@ -1,7 +1,6 @@
 #include "coordination/ledger.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <tuple>
 #include <utility>

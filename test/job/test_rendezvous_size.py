@@ -5,7 +5,7 @@ from measure.scale_rendezvous import measure
 
 FEW, MANY = 64, 512
 # Of each rank in the answer to another one, compressed: its pid, its port, the mark of its GPU, and what repeats.
-MOST_BYTES_OF_A_RANK = 40
+MOST_SENT_FOR_EACH_PAIR = 40
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def test_a_rank_needs_as_many_messages_among_many_as_among_few(rows):
 
 def test_an_answer_has_few_bytes_of_each_rank(rows):
     for row in rows[1]:
-        assert row.sent_bytes <= MOST_BYTES_OF_A_RANK * MANY**2, row
+        assert row.sent_bytes <= MOST_SENT_FOR_EACH_PAIR * MANY**2, row
 
 
 def test_a_message_to_all_is_encoded_once(rows):
