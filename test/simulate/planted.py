@@ -70,6 +70,11 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         "return is_power_of_two(distance) || is_power_of_two(all_.size() - distance);",
         "return distance == 1 || all_.size() - distance == 1;",
     ),
+    "an operation is complete without the last rank": Patch(
+        _LEDGER,
+        "return entry.announced.size() == members.size();",
+        "return entry.announced.size() + 1 >= members.size();",
+    ),
     "a stalled operation stays in the ledger": Patch(
         _LEDGER,
         "    it = erase(it);\n  }\n  return agreements;\n}\n\nstd::vector<Agreement> Ledger::take_deadlocked",

@@ -957,9 +957,10 @@ class World {
 
   // As Engine::fail(). The process ends soon.
   void fail(Rank& self, const Error& error) {
-    if (error.kind() != ErrorKind::peer_lost)
+    const std::vector<int> named = ranks_in(error.what());
+    if (error.kind() != ErrorKind::peer_lost || named.empty())
       story_.find(std::string("the engine fails: ") + error.what());
-    else if (!fibres_.is_killed(ranks_in(error.what()).front()))
+    else if (!fibres_.is_killed(named.front()))
       story_.find("rank " + std::to_string(self.rank) + " says that " + error.what() + ", which was not killed");
     if (!has_heard_of_death_) {
       has_heard_of_death_ = true;
