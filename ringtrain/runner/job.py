@@ -171,7 +171,7 @@ class Job(NamedTuple):
     words for the launcher, and for a starter of ours the first ones of what starts its agents or containers;
     `binding_arguments` are those that are to stand in place of ours about binding; `has_tcp_only` keeps the network to
     TCP. `elastic` is what an elastic job may become, which begins with `num_proc` ranks. `roles` is what a job with
-    servers has, where `num_proc` counts all processes.
+    servers has, where `num_proc` counts all processes. `has_wrappers`: a starter of ours makes the wrappers.
     """
 
     command: list[str]
@@ -188,6 +188,7 @@ class Job(NamedTuple):
     has_tcp_only: bool = False
     elastic: ElasticTerms | None = None
     roles: RoleTerms | None = None
+    has_wrappers: bool = False
 
     def to_json(self) -> str:
         """Returns what is set, but for the command and the environment, which a process has besides."""

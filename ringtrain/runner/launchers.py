@@ -75,6 +75,10 @@ class Launcher(Protocol):
     def keeps_end_rule(self) -> bool:
         """Whether the launcher itself follows EndRule after the failure of a rank. For others ringrun does."""
 
+    @property
+    def makes_wrappers(self) -> bool:
+        """Whether it makes the wrapper of each rank itself. For others ringrun writes it before the command."""
+
     def arguments(self, job: Job) -> list[str]:
         """Returns the whole command line, the path of the launcher first."""
 
@@ -92,7 +96,7 @@ class OpenMpi:
     # sent to all processes of a service or a batch job
     shielded: Collection[int] = (SIGTERM, SIGINT)
     proxies_end_s = 0.0
-    keeps_end_rule = False
+    keeps_end_rule = makes_wrappers = False
 
     def __init__(self, path: str):
         self.path = path
@@ -146,7 +150,7 @@ class Hydra:
     shielded: Collection[int] = ()
     # ranks that end well are let go at once, and mpiexec breaks if it is told to end while their proxies end
     proxies_end_s = 0.5
-    keeps_end_rule = False
+    keeps_end_rule = makes_wrappers = False
     SSH_ARGUMENTS = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
     def __init__(self, path: str):
@@ -216,7 +220,7 @@ class OwnStarter:
     stop_signal = END_NOW
     shielded: Collection[int] = ()
     proxies_end_s = 0.0
-    keeps_end_rule = True
+    keeps_end_rule = makes_wrappers = True
 
     def __init__(self, of_agents: Launcher | None = None):
         """`of_agents` starts the agents of an elastic job on other hosts, each by itself."""
@@ -242,7 +246,7 @@ class Srun:
     last_signal = stop_signal = SIGTERM
     shielded: Collection[int] = ()
     proxies_end_s = 0.0
-    keeps_end_rule = False
+    keeps_end_rule = makes_wrappers = False
 
     def __init__(self, path: str, process_manager: str):
         self.path = path

@@ -27,7 +27,7 @@ class FakeLauncher:
     last_signal = stop_signal = signal.SIGTERM
     shielded: Collection[int] = ()
     proxies_end_s = 0.0
-    keeps_end_rule = False
+    keeps_end_rule = makes_wrappers = False
 
     def __init__(self, script: str):
         self._script = script

@@ -94,6 +94,21 @@ def test_a_rank_has_its_signals_back_but_for_ignored_ones_that_may_end_it() -> N
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.parametrize("command", ["ringrun", "elastic", "ringlaunch"])
+def test_a_rank_and_its_wrapper_have_no_descriptor_of_another_rank(command: str) -> None:
+    """An open end of a pipe of another rank would keep that rank from its end of file."""
+    rank = (
+        "import os; open_in = lambda process: {one for one in map(str, range(256)) "
+        "if os.path.lexists(f'/proc/{process}/fd/{one}')}; "
+        "usual = {'0', '1', '2', os.environ['_RINGTRAIN_SECRET_DESCRIPTOR'].split()[1]}; "
+        # the wrapper reads two pipes, and has both ends of one that signals wake it up by
+        "raise SystemExit(open_in('self') != usual or len(open_in(os.getppid()) - usual) != 4)"
+    )
+    words = [sys.executable, "-m", *COMMANDS[command], sys.executable, "-c", rank]
+    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 @on_each_network
 def test_ctrl_c_ends_a_ringrun_that_was_started_with_it_blocked(tmp_path: Path) -> None:
     rank = "import pathlib, sys, os, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(600)"

@@ -18,7 +18,7 @@ from ringtrain.runner.launchers import Srun
 from ringtrain.runner.supervise import rank_wrapper
 from ringtrain.runner.supervise.frames import Ended, FrameReader, Started
 from ringtrain.runner.supervise.guard import command_of_guard
-from ringtrain.runner.supervise.supervisor import SignalSender
+from ringtrain.runner.supervise.supervisor import SignalSender, command_of_wrappers
 
 # Each rank has a file, in which every signal is a line. SIGTERM ends it: rank 0 after a while, as if it wrote a
 # checkpoint, the others at once.
@@ -174,7 +174,7 @@ def test_signals_that_no_launcher_passes_on_reach_the_ranks_of_this_host_and_the
 
 def start_wrapper(script: str, *words: str, **more: str) -> subprocess.Popen[bytes]:
     """As a launcher would: the leader of a process group, which the launcher signals as a whole."""
-    command = [sys.executable, "-I", "-S", rank_wrapper.__file__, sys.executable, "-c", script, *words]
+    command = command_of_wrappers([sys.executable, "-c", script, *words])
     return subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **more}, start_new_session=True)
 
 
@@ -197,7 +197,7 @@ def test_a_wrapper_outlives_what_is_meant_for_its_rank(tmp_path: Path) -> None:
 
 def test_a_rank_ignores_what_its_wrapper_was_started_to_ignore() -> None:
     script = "from signal import *; raise SystemExit([getsignal(SIGHUP), getsignal(SIGUSR1)] != [SIG_IGN, SIG_DFL])"
-    command = [sys.executable, "-I", "-S", rank_wrapper.__file__, sys.executable, "-c", script]
+    command = command_of_wrappers([sys.executable, "-c", script])
     shell = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
     subprocess.run([*shell, *command], capture_output=True, timeout=TIMEOUT_S, check=True)
 

@@ -25,18 +25,17 @@ import json
 import os
 import selectors
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 if __name__ == "__main__":  # a script that does not import ringtrain
     sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "supervise"))
     import process_tree  # type: ignore[import-not-found, unused-ignore]
+    import rank_wrapper  # type: ignore[import-not-found, unused-ignore]
 else:
-    from ringtrain.runner.supervise import process_tree
+    from ringtrain.runner.supervise import process_tree, rank_wrapper
 
 REPORT = b"\x1f"
 KINDS_OF_REPORTS = frozenset({"began", "ended", "took", "read"})
@@ -47,19 +46,11 @@ _DRAIN_S = 1.0
 # How long the ranks have if somebody other than the starter ends this process, and ringrun has not said how long.
 _END_S = 10.0
 _KILL_S = 10.0
-# As in rank_wrapper.py.
-_END_RANK = signal.SIGURG
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Nobody here takes an exit that was asked for from a launcher that would end the other ranks for it.
-_GRACE_VARIABLE = "RINGRUN_GRACE_S"
 # As in job/rendezvous/secret.py.
 _SECRET_DESCRIPTOR_VARIABLE = "_RINGTRAIN_SECRET_DESCRIPTOR"
-# As in rank_wrapper.py.
-_SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 # How variables begin that a launcher sets for each of its processes, or its own daemons.
 TOLD_BY_LAUNCHERS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL")
-# The name that the wrapper gives to a process of an agent that stays, whose rank changes or which has none.
-_PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
 
 class Order(NamedTuple):
@@ -77,6 +68,7 @@ class Order(NamedTuple):
     first: int = 0
     ranks: int = 0
     size: int = 0
+    has_wrappers: bool = False  # the ranks write frames
 
     @property
     def agent_stays(self) -> bool:
@@ -108,15 +100,14 @@ def write_lines(descriptor: int, lines: list[bytes]) -> None:
 
 
 class Rank:
-    """The process group of one rank, whose first process is the wrapper. It is waited for at the very end: until then
-    nobody else gets its number."""
+    """The process group of one rank, whose first process is `pid`: its wrapper if it has one. It is waited for at the
+    very end: until then nobody else gets its number."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes]):
+    def __init__(self, number: int, pid: int, output: int, errors: int):
         self.number = number
-        self.process = process
-        assert process.stdout is not None and process.stderr is not None
-        # by the descriptor of this process that their lines go to
-        self.streams = {1: process.stdout, 2: process.stderr}
+        self.pid = pid
+        # descriptors to read, by the descriptor of this process that their lines go to
+        self.streams = {1: output, 2: errors}
         self.drain_until = float("inf")
         self.kill_at = float("inf")
         self.has_ended = False
@@ -129,34 +120,38 @@ class Rank:
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if number == signal.SIGTERM:  # the wrapper knows whether the rank has it already
-                os.kill(self.process.pid, _END_RANK)
+                os.kill(self.pid, rank_wrapper.END_RANK)
             else:
-                os.killpg(self.process.pid, number)
+                os.killpg(self.pid, number)
 
     def kill(self) -> None:
         """Kills also what the rank has started in sessions of their own."""
-        process_tree.kill(process_tree.descendants(self.process.pid))
+        process_tree.kill(process_tree.descendants(self.pid))
         self.signal(signal.SIGKILL)
 
     def code(self) -> int | None:
         """Returns the exit code of a shell, or None while it runs."""
-        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+
+    def forget(self) -> None:
+        """Takes the end of the process, if it has ended."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
 
 
 class Input:
     """The standard input of rank 0, which may be slow to read it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]):
-        assert process.stdin is not None
-        self._stream = process.stdin
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
         self._waiting = b""
-        os.set_blocking(self._stream.fileno(), False)
+        os.set_blocking(descriptor, False)
 
     def fileno(self) -> int:
-        return self._stream.fileno()
+        return self._descriptor
 
     def add(self, data: bytes) -> None:
         self._waiting += data
@@ -172,11 +167,11 @@ class Input:
         return not self._waiting
 
     def close(self) -> None:
-        self._stream.close()
+        os.close(self._descriptor)
 
 
 class Agent:
-    """One thread."""
+    """One thread, so that it can fork: a wrapper has all that it needs in memory then, which they share."""
 
     def __init__(self, orders: Lines, order: Order):
         self._selector = selectors.PollSelector()
@@ -185,7 +180,8 @@ class Agent:
         self._environment = {**_own_environment(order), **order.environment}
         if order.place:
             self._environment["RINGTRAIN_RENDEZVOUS"] = order.place
-        self._grace_s = float(self._environment.pop(_GRACE_VARIABLE, _END_S))
+        # a wrapper without it does not stay: no launcher here would end the other ranks
+        self._grace_s = float(self._environment.pop(rank_wrapper.GRACE_VARIABLE, _END_S))
         self._ranks: list[Rank] = []
         self._input: Input | None = None
         self._stays = order.agent_stays
@@ -204,7 +200,7 @@ class Agent:
         finally:
             process_tree.kill_descendants(_KILL_S)  # also what they have left behind
             for rank in self._ranks:
-                rank.process.poll()
+                rank.forget()
 
     def _keep_secret(self) -> int:
         """Returns the descriptor of a file in memory with the secret, which goes with the processes that have it open.
@@ -222,7 +218,6 @@ class Agent:
 
     def _handle_signals(self) -> int:
         process_tree.reset_signals()
-        signal.pthread_sigmask(signal.SIG_BLOCK, [_END_RANK])  # also in a wrapper until that has its handler
         process_tree.adopt_orphans()
         wake_up: int = process_tree.wake_up_by_signals()
         for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):  # the last two are for the ranks
@@ -237,27 +232,61 @@ class Agent:
         """`order`: the one to start it, if there was one."""
         order = order or {}
         has_input = number == 0 and not self._order.agent_stays
-        process = subprocess.Popen(
-            self._order.command,
-            bufsize=0,
-            cwd=self._order.folder,
-            env={
-                **self._environment,
-                **_variables_of_process(self._order, number, order.get("variables")),
-                **order.get("horovod", {}),
-            },
-            stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=[self._secret],
-        )
-        rank = Rank(number, process)
+        os.chdir(self._order.folder)
+        environment = {
+            **self._environment,
+            **_variables_of_process(self._order, number, order.get("variables")),
+            **order.get("horovod", {}),
+        }
+        given, input_end = os.pipe() if has_input else (os.open(os.devnull, os.O_RDONLY), -1)
+        (output, output_end), (errors, errors_end), (ready, ready_end) = os.pipe(), os.pipe(), os.pipe()
+        # until the child has handlers of its own, it would obey signals as this process does
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = os.fork()
+        if pid == 0:
+            self._become_rank((given, output_end, errors_end), environment, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for descriptor in (given, output_end, errors_end, ready_end):
+            os.close(descriptor)
+        os.read(ready, 1)  # ends when the child has closed the other end: it is a process group now
+        os.close(ready)
+        rank = Rank(number, pid, output, errors)
         self._ranks.append(rank)
         for to in rank.streams:
             self._register(rank, to)
         if has_input:
-            self._input = Input(process)
+            self._input = Input(input_end)
+
+    def _become_rank(
+        self, streams: tuple[int, int, int], environment: dict[str, str], mask: set[int | signal.Signals]
+    ) -> NoReturn:
+        """In the child: become the wrapper of a rank, or the rank itself where its output is read as it is."""
+        code = 127
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in filter(lambda number: callable(signal.getsignal(number)), signal.valid_signals()):
+                signal.signal(number, signal.SIG_DFL)
+            for to, descriptor in enumerate(streams):
+                os.dup2(descriptor, to)
+            os.set_inheritable(self._secret, True)
+            os.closerange(3, self._secret)
+            os.closerange(self._secret + 1, os.sysconf("SC_OPEN_MAX"))
+            os.environ.clear()
+            os.environ.update(environment)
+            if self._order.has_wrappers:
+                code = rank_wrapper.main(self._order.command)
+            else:
+                for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and so would the command
+                    signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                os.execvp(self._order.command[0], self._order.command)
+        except OSError as error:
+            write_lines(2, [f"{rank_wrapper.speaker()}: {self._order.command[0]} cannot be started: {error}".encode()])
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
 
     def _follow(self) -> None:
         self._selector.register(0, selectors.EVENT_READ, self._read_orders)
@@ -274,11 +303,11 @@ class Agent:
         stream, lines = rank.streams[to], Lines()
 
         def forward() -> None:
-            data = os.read(stream.fileno(), 1 << 16)
+            data = os.read(stream, 1 << 16)
             write_lines(to, lines.feed(data) if data else lines.close())
             if not data:
                 self._selector.unregister(stream)
-                stream.close()
+                os.close(stream)
                 del rank.streams[to]
 
         self._selector.register(stream, selectors.EVENT_READ, forward)
@@ -298,11 +327,11 @@ class Agent:
     def _forget(self, rank: Rank) -> None:
         """Another one takes its place: what it has left behind goes now."""
         rank.kill()
-        rank.process.poll()
+        rank.forget()
         self._ranks.remove(rank)
         for stream in rank.streams.values():
             self._selector.unregister(stream)
-            stream.close()
+            os.close(stream)
 
     def _read_orders(self) -> None:
         data = _next_bytes()
@@ -381,11 +410,11 @@ def _own_environment(order: Order) -> dict[str, str]:
 def _variables_of_process(order: Order, number: int, told: dict[str, str] | None) -> dict[str, str]:
     """`told` is what came with the order to start it, if anything."""
     if told is not None:
-        return {**told, _PROCESS_VARIABLE: str(number)}
+        return {**told, rank_wrapper.PROCESS_VARIABLE: str(number)}
     if order.agent_stays:
         # it learns its rank whenever the processes of the job have changed
         member = f"{order.host}/{number}"
-        return {"RINGTRAIN_ELASTIC": "1", "RINGTRAIN_MEMBER": member, _PROCESS_VARIABLE: str(number)}
+        return {"RINGTRAIN_ELASTIC": "1", "RINGTRAIN_MEMBER": member, rank_wrapper.PROCESS_VARIABLE: str(number)}
     return {
         "RINGTRAIN_RANK": str(number),
         "RINGTRAIN_SIZE": str(order.size),
@@ -412,8 +441,8 @@ def main(secret: str = "") -> int:
         return 1
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        speaker = order.environment.get(_SPEAKER_VARIABLE, "ringrun")
-        write_lines(2, [f"{speaker}: {socket.gethostname()} cannot start ranks: {what}".encode()])
+        speaker = order.environment.get(rank_wrapper.SPEAKER_VARIABLE, "ringrun")
+        write_lines(2, [f"{speaker}: {os.uname().nodename} cannot start ranks: {what}".encode()])
         return 1
     return 0
 

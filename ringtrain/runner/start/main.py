@@ -74,7 +74,7 @@ def _place(address: str, port: int) -> str:
 def _order(job: Job, secret: bytes, place: str = "", host: str = "") -> Order:
     """Returns an order that starts nothing yet, in the current folder; `secret` is empty where the agent has it."""
     environment = {name: job.environment[name] for name in travelling(job.environment, job.exported)}
-    return Order(job.command, environment, os.getcwd(), place, secret.hex(), host)
+    return Order(job.command, environment, os.getcwd(), place, secret.hex(), host, has_wrappers=job.has_wrappers)
 
 
 def _order_of_ranks(job: Job, secret: bytes, place: str, share: Share) -> Order:

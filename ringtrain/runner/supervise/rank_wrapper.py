@@ -1,8 +1,8 @@
 """Beside each rank: starts the command of the rank as its child, sends on what it writes, and tells how it ends.
 
-Runs as a script on every host, without importing ringtrain, so that it starts fast and stays small. Everything
-goes through this process's standard error as frames, lines that no launcher tears apart: RECORD, the rank, a letter, a
-payload. `frames.py` reads them.
+On every host an agent forks it (start/agent.py), or a launcher runs it as a script (wrap.py); it does not import
+ringtrain, so that it starts fast and stays small. Everything goes through this process's standard error as frames,
+lines that no launcher tears apart: RECORD, the rank, a letter, a payload. `frames.py` reads them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import resource
 import select
 import signal
-import socket
 import stat
 import sys
 import termios
@@ -22,8 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 
-if __name__ == "__main__":  # a script that does not import ringtrain
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+if not __package__:  # of a script that does not import ringtrain, and has this folder on its path
     import process_tree  # type: ignore[import-not-found, unused-ignore]
 else:
     from ringtrain.runner.supervise import process_tree
@@ -177,7 +175,7 @@ class Wrapper:
         An end that a launcher would answer by ending the other ranks is kept from it until ringrun lets it know.
         """
         streams, pid = self._start()
-        self._sender.send(STARTED, f"{socket.gethostname()} {pid} {_slurm_step()}".encode())
+        self._sender.send(STARTED, f"{os.uname().nodename} {pid} {_slurm_step()}".encode())
         status = None
         while status is None:
             self._forward(streams, _LOOK_S)
@@ -310,7 +308,7 @@ def variables_of_horovod(environ: Mapping[str, str]) -> dict[str, str]:
 
     The agent of an elastic job gives its processes all but the name of the host.
     """
-    named = {"HOROVOD_HOSTNAME": socket.gethostname()}
+    named = {"HOROVOD_HOSTNAME": os.uname().nodename}
     if PROCESS_VARIABLE in environ:
         return named if "RINGTRAIN_MEMBER" in environ else {}
     place = next((found for names in _PLACE_VARIABLES if (found := _numbers(environ, names))), None)
@@ -388,8 +386,9 @@ def _own_rank() -> int:
     return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
 
 
-if __name__ == "__main__":
+def main(command: list[str]) -> int:
+    """Makes this process the wrapper of the command. Returns its exit code, or ends it as the command has ended."""
     # the reader of the frames is gone when a write fails; the child is killed with this process
     with contextlib.suppress(BrokenPipeError):
-        sys.exit(_end_like(Wrapper(sys.argv[1:], _own_rank()).run()))
-    sys.exit(1)
+        return _end_like(Wrapper(command, _own_rank()).run())
+    return 1

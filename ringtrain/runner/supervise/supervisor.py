@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ringtrain.errors import list_of_ranks
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import Launcher
-from ringtrain.runner.supervise import guard, process_tree, rank_wrapper
+from ringtrain.runner.supervise import guard, process_tree, rank_wrapper, wrap
 from ringtrain.runner.supervise.end_rule import EndRule
 from ringtrain.runner.supervise.first_failure import (
     Failure,
@@ -239,7 +239,7 @@ class Outcome(NamedTuple):
 
 def command_of_wrappers(command: list[str]) -> list[str]:
     """`command` with a wrapper before it. -I and -S: it needs nothing but Python itself, and starts sooner."""
-    return [sys.executable, "-I", "-S", rank_wrapper.__file__, *command]
+    return [sys.executable, "-I", "-S", wrap.__file__, *command]
 
 
 class LauncherWords:
@@ -271,7 +271,9 @@ class Supervisor:
         environment[rank_wrapper.SPEAKER_VARIABLE] = screen.speaker
         if job.elastic is None and job.roles is None:
             environment[rank_wrapper.RANKS_OF_HOSTS_VARIABLE] = ",".join(map(str, job.ranks_of_hosts))
-        self._job = job._replace(command=command_of_wrappers(job.command), environment=environment)
+        makes_wrappers = launcher.makes_wrappers
+        command = job.command if makes_wrappers else command_of_wrappers(job.command)
+        self._job = job._replace(command=command, environment=environment, has_wrappers=makes_wrappers)
         self._launcher = launcher
         self._settings = settings
         self._screen = screen
