@@ -56,9 +56,10 @@ def test_no_frame_is_longer_than_what_launchers_pass_on_in_one_piece() -> None:
     assert max(map(len, frames_of(b"x" * 10_000).split(b"\n"))) < 1024
 
 
-def test_a_reader_that_has_gone_ends_the_sender_although_the_pipe_is_not_empty() -> None:
+@pytest.mark.parametrize("is_of_agent", [False, True])
+def test_a_reader_that_has_gone_ends_the_sender_although_the_pipe_is_not_empty(is_of_agent: bool) -> None:
     read_end, write_end = os.pipe()
-    sender = Sender(write_end, 0)
+    sender = Sender(write_end, 0, reader_makes_lines=is_of_agent)
     sender.send(rank_wrapper.STDOUT, b"never read")
     os.close(read_end)
     raised: list[BaseException] = []
@@ -91,6 +92,27 @@ def test_a_sender_whose_reader_is_stopped_looks_after_its_launcher(monkeypatch: 
         sender.send(rank_wrapper.STDOUT, b"more")
     os.close(read_end)
     os.close(write_end)
+
+
+def test_a_sender_of_an_agent_waits_for_room_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many that ask again and again whether an agent has read their frames would leave it no time to read them."""
+
+    class Full(Exception):
+        pass
+
+    def require_launcher() -> None:
+        raise Full
+
+    monkeypatch.setattr(rank_wrapper, "_LOOK_S", 0.05)
+    read_end, write_end = os.pipe()
+    sender, sent = Sender(write_end, 0, require_launcher, reader_makes_lines=True), 0
+    with pytest.raises(Full):
+        while True:
+            sender.send_output(rank_wrapper.STDOUT, b"x" * 799 + b"\n")
+            sent += 1
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as stream:
+        assert sent > 10 and len(list(FrameReader().feed(stream.read()))) == sent
 
 
 def test_lines_of_the_launcher_come_between() -> None:

@@ -186,6 +186,7 @@ class Agent:
         self._input: Input | None = None
         self._stays = order.agent_stays
         self._secret = -1  # a descriptor
+        self._look_at = 0.0  # when to look at all ranks
         self._wake_up = self._handle_signals()
 
     def run(self, later: list[bytes]) -> None:
@@ -275,7 +276,7 @@ class Agent:
             os.environ.clear()
             os.environ.update(environment)
             if self._order.has_wrappers:
-                code = rank_wrapper.main(self._order.command)
+                code = rank_wrapper.main(self._order.command, is_of_agent=True)
             else:
                 for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and so would the command
                     signal.signal(number, signal.SIG_DFL)
@@ -290,14 +291,22 @@ class Agent:
 
     def _follow(self) -> None:
         self._selector.register(0, selectors.EVENT_READ, self._read_orders)
-        self._selector.register(self._wake_up, selectors.EVENT_READ, lambda: os.read(self._wake_up, 4096))
+        self._selector.register(self._wake_up, selectors.EVENT_READ, self._note_signals)
         while self._stays or not all(rank.has_ended for rank in self._ranks):
             for key, _ in self._selector.select(_LOOK_S):
                 key.data()
-            for rank in list(self._ranks):
+            # not after each part of the output: of n ranks all this costs n calls of the kernel
+            if time.monotonic() < self._look_at:
+                continue
+            self._look_at = time.monotonic() + _LOOK_S
+            for rank in [rank for rank in self._ranks if not rank.has_ended]:
                 self._note_end(rank)
                 if time.monotonic() >= rank.kill_at:
                     rank.kill()
+
+    def _note_signals(self) -> None:
+        os.read(self._wake_up, 4096)
+        self._look_at = 0.0  # a process may have ended, or been told to
 
     def _register(self, rank: Rank, to: int) -> None:
         stream, lines = rank.streams[to], Lines()
@@ -309,6 +318,7 @@ class Agent:
                 self._selector.unregister(stream)
                 os.close(stream)
                 del rank.streams[to]
+                self._look_at = 0.0
 
         self._selector.register(stream, selectors.EVENT_READ, forward)
 

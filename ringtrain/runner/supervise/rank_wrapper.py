@@ -81,14 +81,26 @@ _SIGNALS_OF_THE_RANK = (
 class Sender:
     """Writes frames to a file descriptor that the launcher reads."""
 
-    def __init__(self, descriptor: int, rank: int, require_launcher: Callable[[], None] = lambda: None):
-        """`require_launcher` is called now and then while the output is not read, and may end this process."""
+    def __init__(
+        self,
+        descriptor: int,
+        rank: int,
+        require_launcher: Callable[[], None] = lambda: None,
+        reader_makes_lines: bool = False,
+    ):
+        """
+        Args:
+            require_launcher: called now and then while the output is not read, and may end this process.
+            reader_makes_lines: the reader makes lines of what it reads, as an agent does. A launcher passes on what it
+                reads, so that frames have to be read in one piece.
+        """
         self._descriptor = descriptor
+        self._await = self._await_room if reader_makes_lines else self._await_reader
         self._rank = b"%d" % rank
         self._require_launcher = require_launcher
         self._is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
         self._poll = select.poll()
-        self._poll.register(descriptor, 0)
+        self._poll.register(descriptor, select.POLLOUT if reader_makes_lines else 0)
 
     def send(self, letter: str, payload: bytes) -> None:
         """Send one short frame."""
@@ -117,10 +129,20 @@ class Sender:
         return RECORD + self._rank + letter.encode() + payload + b"\n"
 
     def _write(self, batch: bytes) -> None:
-        """Write once the launcher has read what was written before, so that it reads this in one piece.
+        """Raises BrokenPipeError where the reader has gone; the bytes in the pipe stay there then."""
+        self._await()
+        while batch:
+            batch = batch[os.write(self._descriptor, batch) :]
 
-        Raises BrokenPipeError where the reader has gone; the bytes in the pipe stay there then.
-        """
+    def _await_room(self) -> None:
+        """Waits until a batch can be written at once."""
+        while not (ready := self._poll.poll(1000 * _LOOK_S)):
+            self._require_launcher()
+        if any(events & select.POLLERR for _, events in ready):
+            raise BrokenPipeError
+
+    def _await_reader(self) -> None:
+        """Waits until the launcher has read what was written before."""
         pause_s, look_at = 0.0001, time.monotonic() + _LOOK_S
         while self._is_pipe and self._unread() > 0:
             if any(events & select.POLLERR for _, events in self._poll.poll(0)):
@@ -130,8 +152,6 @@ class Sender:
                 look_at += _LOOK_S
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.002)
-        while batch:
-            batch = batch[os.write(self._descriptor, batch) :]
 
     def _unread(self) -> int:
         buffer = bytearray(4)
@@ -152,10 +172,10 @@ class Wrapper:
     is ignored when this process starts, as by nohup, stays ignored, also for the rank.
     """
 
-    def __init__(self, command: list[str], rank: int):
+    def __init__(self, command: list[str], rank: int, is_of_agent: bool):
         self._command = command
         self._launcher = os.getppid()
-        self._sender = Sender(sys.stderr.fileno(), rank, self._require_launcher)
+        self._sender = Sender(sys.stderr.fileno(), rank, self._require_launcher, is_of_agent)
         self._times_told_to_end = self._times_signalled = 0
         self._told_at = float("-inf")  # when SIGTERM or its like last came to this process and the rank
         self._asked_at: float | None = None  # when ringrun has asked for SIGTERM that is not sent yet
@@ -386,9 +406,9 @@ def _own_rank() -> int:
     return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
 
 
-def main(command: list[str]) -> int:
+def main(command: list[str], is_of_agent: bool = False) -> int:
     """Makes this process the wrapper of the command. Returns its exit code, or ends it as the command has ended."""
     # the reader of the frames is gone when a write fails; the child is killed with this process
     with contextlib.suppress(BrokenPipeError):
-        return _end_like(Wrapper(command, _own_rank()).run())
+        return _end_like(Wrapper(command, _own_rank(), is_of_agent).run())
     return 1
