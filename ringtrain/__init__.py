@@ -21,6 +21,10 @@ if typing.TYPE_CHECKING:
     from ringtrain import elastic as elastic
     from ringtrain.face import *
     from ringtrain.runner.function import run as run
+    from ringtrain.training.diloco import DiLoCo as DiLoCo
+    from ringtrain.training.optimizer import DistributedOptimizer as DistributedOptimizer
+    from ringtrain.training.replicas import check_replicas as check_replicas
+    from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
 
 __all__ = [
     "Adasum",
@@ -122,6 +126,14 @@ __all__ = [
 ]
 # Of the others users import what they want.
 _MODULES = {"arrays", "elastic", "errors", "ops", "timeline"}
+# Names that few ranks use and that are slow to import; all others are in face.py.
+_HOMES = {
+    "DiLoCo": "ringtrain.training.diloco",
+    "DistributedOptimizer": "ringtrain.training.optimizer",
+    "SpeedSampler": "ringtrain.training.speed_sampler",
+    "check_replicas": "ringtrain.training.replicas",
+    "run": "ringtrain.runner.function",
+}
 
 
 def _load() -> object:
@@ -134,7 +146,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"ringtrain.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module("ringtrain.runner.function") if name == "run" else _load()
+    home = importlib.import_module(_HOMES[name]) if name in _HOMES else _load()
     value = globals()[name] = getattr(home, name)
     return value
 

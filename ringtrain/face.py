@@ -52,10 +52,6 @@ from ringtrain.ops.objects import (
     broadcast_parameters as broadcast_parameters,
 )
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
-from ringtrain.training.diloco import DiLoCo as DiLoCo
-from ringtrain.training.optimizer import DistributedOptimizer as DistributedOptimizer
-from ringtrain.training.replicas import check_replicas as check_replicas
-from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
 
 
 def _set_servers_aside(count: int, settings: dict[str, str]) -> list[int]:

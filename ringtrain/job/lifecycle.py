@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 # Modules above this floor, each with one function. Some of the functions run operations, so their order is the same on
-# all ranks, whatever a script imports first.
+# all ranks, whatever a script imports first. Those of training/ may be imported after init(), when a script first uses
+# them: until then there is nothing that they would begin anew.
 AT_INIT = (
     "ops.exchanges",  # forgets which broadcasts the ranks have agreed on
     "timeline.recording",  # begins the timeline, together with the other ranks
