@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -111,8 +111,14 @@ class Adapter(Protocol):
 # Every other module of this folder is the adapter of the library that has its name. It is imported when the library is
 # loaded and an array that is not NumPy's is submitted.
 _NO_LIBRARIES = ("adapter", "dlpack", "numpy", "shared_memory")
-_LIBRARIES = tuple(one.name for one in pkgutil.iter_modules(arrays.__path__) if one.name not in _NO_LIBRARIES)
 _adapters: dict[type, Adapter] = {}
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    import pkgutil  # slow, and not needed for NumPy's arrays
+
+    return tuple(one.name for one in pkgutil.iter_modules(arrays.__path__) if one.name not in _NO_LIBRARIES)
 
 
 def adapter_for(array: Any) -> Adapter:
@@ -132,7 +138,7 @@ def _find_adapter(array: Any) -> Adapter:
     is_lent = " Pass numpy.from_dlpack(array), which shares its memory." if hasattr(array, "__dlpack__") else ""
     raise TypeError(
         f"ringtrain cannot send a {type(array).__module__}.{type(array).__qualname__}; "
-        f"it takes arrays of {', '.join(['numpy', *_LIBRARIES])}, what else is on a CUDA device and knows DLPack or "
+        f"it takes arrays of {', '.join(['numpy', *_libraries()])}, what else is on a CUDA device and knows DLPack or "
         f"__cuda_array_interface__, and numbers.{is_lent}"
     )
 
@@ -141,5 +147,5 @@ def _candidates() -> Iterator[Adapter]:
     """One after the other, so that those of other libraries are imported only when they are asked."""
     yield cast(Adapter, numpy_adapter)
     # Arrays of the libraries with adapters of their own also speak DLPack.
-    for name in (*(name for name in _LIBRARIES if name in sys.modules), "dlpack"):
+    for name in (*(name for name in _libraries() if name in sys.modules), "dlpack"):
         yield cast(Adapter, importlib.import_module(f"ringtrain.arrays.{name}"))

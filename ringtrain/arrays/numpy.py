@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 import ringtrain._core as _core
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]  # numpy.typing would be one more import
 
 MAKES = "numpy"
 _NOWHERE_ELSE: AbstractContextManager[None] = nullcontext()
 SMALL_BYTES = 256 << 10
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_BFLOAT16 = _core.DTYPES["bfloat16"]
+
+
+class _Dtypes(dict[Any, int]):
+    """The numbers of the core, by dtype. That of bfloat16 is learned from the first array that has it.
+
+    ml_dtypes, which makes that dtype, takes long to import, and few ranks need it.
+    """
+
+    def __missing__(self, dtype: Any) -> int:
+        if getattr(dtype, "name", "") != "bfloat16" or not dtype.isnative:
+            raise KeyError(dtype)
+        return self.setdefault(dtype, _BFLOAT16)
+
+    def knows(self, dtype: Any) -> bool:
+        try:
+            self[dtype]
+        except KeyError:
+            return False
+        return True
+
+
 # CuPy and `borrowing` have NumPy's dtypes too.
-DTYPES: dict[Any, int] = {
-    _BFLOAT16 if name == "bfloat16" else np.dtype(name): number for name, number in _core.DTYPES.items()
-}
+DTYPES = _Dtypes({np.dtype(name): number for name, number in _core.DTYPES.items() if number != _BFLOAT16})
 # Of complex numbers, what their parts are.
 _PARTS = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.dtype("float64")}
 
 
 def accepts(array: Any) -> bool:
     """Raises TypeError for a masked array, whose mask would be lost."""
-    if isinstance(array, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # slow to import, and imported where such an array was made
+    if masked is not None and isinstance(array, masked.MaskedArray):
         raise TypeError(
             "ringtrain cannot send a masked array, since its mask would be lost; send array.filled(value), or the "
             "array and its mask with broadcast_object or allgather_object"
@@ -44,7 +64,7 @@ def prepare(array: Any) -> Array:
 
 def require_known(dtype: Any) -> None:
     """Raises TypeError for a dtype that the core does not have."""
-    if dtype not in DTYPES and dtype not in _PARTS:
+    if dtype not in _PARTS and not DTYPES.knows(dtype):
         raise TypeError(f"ringtrain cannot send dtype {dtype}{_remedy(dtype)}")
 
 
@@ -84,9 +104,9 @@ def copy_of_small(array: Any) -> Array | None:
 
 
 def view(array: Array) -> tuple[int, int, tuple[int, ...]]:
+    dtype, shape = spec_of(array)
     # bfloat16 has no letter in the buffer protocol
-    buffer = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
-    return _core.address(buffer), *spec_of(array)
+    return _core.address(array.view(np.uint16) if dtype == _BFLOAT16 else array), dtype, shape
 
 
 def spec_of(array: Any) -> tuple[int, tuple[int, ...]]:
@@ -157,7 +177,15 @@ def dtype_name(array: Array) -> str:
 
 
 def cast(array: Array, dtype_name: str) -> Array:
-    return array.astype(dtype_name)
+    return array.astype(dtype_of(dtype_name))
+
+
+def dtype_of(wanted: Any) -> np.dtype[Any]:
+    """Returns the dtype that is named, also by "bfloat16", which NumPy knows only after an import."""
+    if isinstance(wanted, str) and wanted == "bfloat16":
+        importlib.import_module("ml_dtypes")
+    found: np.dtype[Any] = np.dtype(wanted)
+    return found
 
 
 def received_splits(numbers: list[int], sent: Any) -> Array:

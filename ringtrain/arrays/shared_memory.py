@@ -6,13 +6,16 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 import ringtrain._core as _core
+from ringtrain.arrays.numpy import dtype_of
 from ringtrain.errors import NotInitializedError, RingtrainError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, device: int | None = None) -> Any:
@@ -42,7 +45,7 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, devi
     Raises:
         NotInitializedError: before init().
     """
-    dtype = np.dtype(dtype)
+    dtype = dtype_of(dtype)
     if device is not None:
         return _empty_on_gpu(shape, dtype, device)
     lengths = [operator.index(length) for length in np.atleast_1d(np.asarray(shape, dtype=object))]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ringtrain.arrays.adapter import adapter_for
 
@@ -148,7 +147,7 @@ class PowerSGD:
         is_smaller = (rows + columns) * self.rank * self.min_compression_rate < rows * columns
         return is_smaller and self.rank <= min(rows, columns)
 
-    def first_factor(self, name: str, columns: int, step: int) -> npt.NDArray[np.float64]:
+    def first_factor(self, name: str, columns: int, step: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Return the factor to begin with, float64[rank, columns]: random numbers, the same ones on all ranks."""
         seed = [self.random_seed, zlib.crc32(name.encode()), 0 if self.warm_start else step]
         return np.random.default_rng(seed).standard_normal((self.rank, columns))
