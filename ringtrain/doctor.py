@@ -365,7 +365,7 @@ def cpu() -> Data:
     return {
         "machine": platform.machine(),
         "cpus": len(os.sched_getaffinity(0)),
-        "quota_cpus": cgroup_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text()),
+        "quota_cpus": cgroup_quota("/sys/fs/cgroup", Path("/proc/self/cgroup").read_text()),
     }
 
 

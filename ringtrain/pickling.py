@@ -7,8 +7,10 @@ import importlib
 import os
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def pickler() -> Any:

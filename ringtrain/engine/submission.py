@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -96,8 +95,7 @@ def op_of(op: ReduceOp | None, average: bool | None) -> ReduceOp:
 _NO_REDUCTION = Reduction()
 
 
-@dataclass
-class Operation:
+class Operation(NamedTuple):
     """An operation as the user asked for it. `tensors` has one element unless `is_group`."""
 
     kind: OpKind
@@ -107,7 +105,7 @@ class Operation:
     reduction: Reduction = _NO_REDUCTION
     root: int = 0
     priority: int = 0
-    splits: list[Any] = field(default_factory=list)  # alltoall: one for each tensor, None for even ones
+    splits: Sequence[Any] = ()  # alltoall: one for each tensor, None for even ones
     is_group: bool = False
     in_place: bool = False
 
@@ -481,8 +479,9 @@ class PreparedAllreduces(PreparedTensors[Key]):
         is_reducible = view is None or is_float or op is None or (weight is None and have(op, view[1] == _BOOL))
         if view is None or not is_reducible:
             reduction = Reduction.of(op, average, prescale, postscale, compression, weight)
-            operation = Operation(OpKind.ALLREDUCE, [tensor], full_name, process_set, reduction, priority=priority)
-            operation.in_place = True
+            operation = Operation(
+                *(OpKind.ALLREDUCE, [tensor], full_name, process_set, reduction), priority=priority, in_place=True
+            )
             return start(operation, is_awaited)
         assert op is not None and number is not None
         if weight is not None:

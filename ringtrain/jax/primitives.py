@@ -101,7 +101,7 @@ def _primitive(kind: OpKind, operation_of: _OperationOf, rows: _Rows | None = No
             operation = operation_of(array, name, how, place)
             if weight:
                 checked = require_weight(weight[0], how.op, operation.title)
-                operation.reduction = operation.reduction._replace(weight=checked)
+                operation = operation._replace(reduction=operation.reduction._replace(weight=checked))
             is_last = place == len(arrays) - 1
             handles.append(start(operation, is_awaited=is_last))
         # With splits the result of an alltoall is a pair.

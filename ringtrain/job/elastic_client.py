@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import secrets
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ringtrain._core as _core
 from ringtrain import errors
@@ -19,13 +18,15 @@ from ringtrain.errors import PeerLostError
 from ringtrain.job import sockets
 from ringtrain.job.host import addresses_of
 from ringtrain.job.rendezvous.columns import of_columns
-from ringtrain.job.rendezvous.generations import Arrival
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.server import Place, connect as connect_to
 from ringtrain.job.sockets import UnreachableError
 from ringtrain.job.world import SettingsError, World, introduce, node_name
 from ringtrain.record.logger import logger
+
+if TYPE_CHECKING:
+    from ringtrain.job.rendezvous.generations import Arrival
 
 # --- the connection, which stays from the first init() of a process to its end ----------------------------------------
 
@@ -268,6 +269,8 @@ def connect(
         StalledError, RingtrainError: the rendezvous cannot be reached; the job cannot go on, or not with this host.
         SystemExit: the job has come to its end.
     """
+    from ringtrain.job.rendezvous.generations import Arrival  # slow, and only elastic jobs need it
+
     global _seat
     _check(comm, settings)
     settings["network"] = "sockets"  # the same for those that ringrun has told so and those that come from outside
@@ -374,7 +377,7 @@ def _connected_client(settings: dict[str, str]) -> ElasticClient:
         place = sockets.named_place()
         if place is None:
             raise RuntimeError(f"{SWITCH} is set, but not {sockets.PLACE_VARIABLE}: start with ringrun --min-np")
-        member = os.environ.get(MEMBER_VARIABLE) or f"{socket.gethostname()}/{os.getpid()}-{secrets.token_hex(4)}"
+        member = os.environ.get(MEMBER_VARIABLE) or f"{socket.gethostname()}/{os.getpid()}-{os.urandom(4).hex()}"
         timeout_s = float(settings["start_timeout_s"])
         _client = ElasticClient(place, job_secret(str(place)), member, timeout_s, _core.report_loss, _warn_of_waiting)
     return _client

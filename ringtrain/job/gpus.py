@@ -5,7 +5,6 @@ The start of the CUDA driver takes up to a second, so it is not asked before a l
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import os
 import sys
@@ -130,8 +129,15 @@ def nccl_candidates() -> list[tuple[str, int]]:
 
 
 def _nccl_packages_in(folder: str) -> Iterator[tuple[str, int]]:
-    for record in glob.glob(os.path.join(glob.escape(folder), "nvidia_nccl_cu*.dist-info", "RECORD")):
-        version = os.path.basename(os.path.dirname(record)).removeprefix("nvidia_nccl_cu").partition("-")[0]
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:  # no folder
+        return
+    for name in names:
+        record = os.path.join(folder, name, "RECORD")
+        if not (name.startswith("nvidia_nccl_cu") and name.endswith(".dist-info") and os.path.exists(record)):
+            continue
+        version = name.removeprefix("nvidia_nccl_cu").partition("-")[0]
         with open(record) as lines:
             files = [line.strip().rsplit(",", 2) for line in lines]
         for file, _, size in files:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import math
 import os
 import re
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import ringtrain._core as _core
@@ -26,12 +24,9 @@ class Share(NamedTuple):
 
 
 def own_share() -> Share:
-    try:
-        cgroup = Path("/proc/self/cgroup").read_text()
-    except OSError:
-        cgroup = ""
+    cgroup = _text_of("/proc/self/cgroup") or ""
     cpus = sum(1 << cpu for cpu in os.sched_getaffinity(0))
-    return Share(cpus, (socket.gethostname(), cgroup), cgroup_quota(Path("/sys/fs/cgroup"), cgroup))
+    return Share(cpus, (socket.gethostname(), cgroup), cgroup_quota("/sys/fs/cgroup", cgroup))
 
 
 def usable_together(shares: Iterable[Share]) -> int:
@@ -53,13 +48,19 @@ def physical_cores() -> int:
 
 
 def _siblings(cpu: int) -> str:
+    return _text_of(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+
+
+def _text_of(path: str) -> str | None:
+    """Returns what is in a file of the kernel, or None if it cannot be read."""
     try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        with open(path) as file:
+            return file.read()
     except OSError:
-        return str(cpu)
+        return None
 
 
-def cgroup_quota(root: Path, own_cgroup: str) -> float | None:
+def cgroup_quota(root: str, own_cgroup: str) -> float | None:
     """Tightest CPU quota, in CPUs, between this process's cgroup and the root; None where there is none.
 
     Args:
@@ -71,22 +72,25 @@ def cgroup_quota(root: Path, own_cgroup: str) -> float | None:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        base = root / controllers
+        base = os.path.join(root, controllers).rstrip("/")
         # in a container the path may be the host's and not exist here: the base always counts
-        folder = base / path.lstrip("/")
-        quotas += [_quota_of(place) for place in (folder, *folder.parents) if place.is_relative_to(base)]
+        folder = os.path.join(base, path.strip("/")).rstrip("/")
+        while folder != base:
+            quotas.append(_quota_of(folder))
+            folder = os.path.dirname(folder)
+        quotas.append(_quota_of(base))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _quota_of(folder: Path) -> float | None:
+def _quota_of(folder: str) -> float | None:
     """Version 2 has cpu.max, version 1 two files; "max" and "-1" mean no quota."""
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota, period = ((folder / f"cpu.cfs_{part}_us").read_text().strip() for part in ("quota", "period"))
-    except OSError:
+    text = _text_of(f"{folder}/cpu.max")
+    if text is None:
+        parts = [_text_of(f"{folder}/cpu.cfs_{part}_us") for part in ("quota", "period")]
+        text = " ".join(part for part in parts if part is not None)
+    if len(text.split()) != 2:
         return None
+    quota, period = text.split()
     return int(quota) / int(period) if quota.isdigit() else None
 
 
@@ -101,6 +105,10 @@ def addresses_of(interfaces: str, option: str = "socket_interfaces") -> list[str
 
     Raises ValueError where there is none, which names `option`.
     """
+    if not interfaces:
+        return []
+    import ipaddress  # slow, and only a job that names its interfaces needs it
+
     found: list[str] = []
     here = _core.interface_addresses()
     for word in filter(None, interfaces.split(",")):

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 
@@ -328,7 +327,8 @@ def _identity(environ: Mapping[str, str]) -> str:
 
 def _start_time() -> str:
     """In ticks since the system started; with the process id, it identifies a process."""
-    return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    with open("/proc/self/stat") as file:
+        return file.read().rpartition(")")[2].split()[19]
 
 
 def is_of_another_mpi(launch: Launch, library: str) -> bool:
@@ -381,8 +381,9 @@ def _ranks(count: int) -> str:
 
 def _own_mpirun() -> str:
     """An MPI from PyPI brings its mpirun along, beside the Python executable."""
-    beside_python = Path(sys.prefix) / "bin" / "mpirun"
-    return f"the mpirun of that library, {beside_python}" if beside_python.exists() else "the mpirun of that library"
+    beside_python = os.path.join(sys.prefix, "bin", "mpirun")
+    is_there = os.path.exists(beside_python)
+    return f"the mpirun of that library, {beside_python}" if is_there else "the mpirun of that library"
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -6,11 +6,9 @@ import errno
 import importlib.util
 import math
 import os
-import secrets
 import socket
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from ringtrain.errors import PeerLostError
@@ -78,7 +76,7 @@ def connect_over(
     exchange: Exchange, rank: int, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]
 ) -> tuple[World, dict[str, str]]:
     """The world of ranks that have another way to tell each other where they are, which no other job hears."""
-    first_address, secret = exchange((usual_address(), secrets.token_hex(32)) if rank == 0 else None)[0]
+    first_address, secret = exchange((usual_address(), os.urandom(32).hex()) if rank == 0 else None)[0]
     usual = first_address if rank == 0 else address_towards(first_address)
     hosts = addresses_of(settings["socket_interfaces"]) or [usual]
     return connect_by(exchange, rank, hosts, bytes.fromhex(secret), settings, read_tuned)
@@ -306,6 +304,8 @@ def hosts_to_leave_out(nodes: Sequence[int], cuts: set[frozenset[int]]) -> set[i
 def _silent(addresses: Mapping[int, Sequence[Address]]) -> list[int]:
     if not addresses:
         return []
+    from concurrent.futures import ThreadPoolExecutor  # slow, and only a job with hosts that were cut off needs it
+
     with ThreadPoolExecutor(min(_AT_ONCE, len(addresses))) as threads:
         answers = threads.map(lambda of_one: all(map(_answers, of_one)), addresses.values())
         return [node for node, is_there in zip(addresses, answers, strict=True) if not is_there]

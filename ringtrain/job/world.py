@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ringtrain.job import gpus
@@ -30,8 +28,7 @@ class SettingsError(ValueError):
         self.ranks = ranks
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """The MPI library of this process, as numbers: see csrc/network/mpi.h."""
 
     library: str
@@ -48,8 +45,7 @@ class Address(NamedTuple):
     port: int
 
 
-@dataclass(frozen=True)
-class Sockets:
+class Sockets(NamedTuple):
     """How the ranks are connected. The core owns the listeners from init() on."""
 
     listeners: list[int]
@@ -82,7 +78,7 @@ class World(NamedTuple):
 def single_world() -> World:
     """A job of one rank: no network, and on the GPU that the script takes."""
     here = usable_together([own_share()])
-    return World(0, [(socket.gethostname(), os.getpid())], [0], [0], here, secrets.token_hex(8), None, [gpus.NO_CHOICE])
+    return World(0, [(socket.gethostname(), os.getpid())], [0], [0], here, os.urandom(8).hex(), None, [gpus.NO_CHOICE])
 
 
 def node_name() -> str:
@@ -149,7 +145,7 @@ def introduce(
 
 def _of_first(settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]) -> tuple[Any, ...]:
     """Returns what rank 0 alone says: the token, its options that count for all, and the outcome of `read_tuned`."""
-    return secrets.token_hex(8), {name: settings[name] for name in _OF_FIRST_RANK}, *_outcome(read_tuned)
+    return os.urandom(8).hex(), {name: settings[name] for name in _OF_FIRST_RANK}, *_outcome(read_tuned)
 
 
 def _local_ranks(places: Sequence[str], slots: Sequence[int]) -> list[int]:

@@ -253,8 +253,7 @@ def grouped_broadcast_async_(
 
 
 def _start_in_place(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
-    operation.in_place = True
-    handle = start(operation, is_awaited)
+    handle = start(operation._replace(in_place=True), is_awaited)
     for tensor in operation.tensors:
         adapter_for(tensor).note_change(tensor)
     return handle

@@ -6,7 +6,6 @@ for the same knob, which beats the default. On and off may also be 1 and 0, true
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Collection, Mapping
@@ -83,6 +82,8 @@ def gone(keywords: Collection[str]) -> list[str]:
 
 
 def _nearest(name: str, known: Collection[str]) -> str | None:
+    import difflib  # slow, and only an unknown name needs it
+
     found = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
     return found[0] if found else None
 

@@ -11,21 +11,22 @@ import contextlib
 import faulthandler
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ringtrain._core as _core
 from ringtrain import failure
 from ringtrain.record.folders import temporary_folder
 from ringtrain.record.logger import logger
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # In the folder for temporary files, each with the name of a job.
 _FOLDERS = "ringtrain-flight-"
@@ -36,7 +37,7 @@ _MIN_KEPT_S = 600.0
 _job = ""
 _rank = 0
 _process_sets: Callable[[], dict[int, list[int]]] = dict
-_folder = Path()
+_folder = ""
 _is_own_folder = False
 _has_failed = False
 _has_told_of_stacks = False
@@ -50,7 +51,7 @@ def start(rank: int, folder: str, token: str, process_sets: Callable[[], dict[in
     global _job, _rank, _folder, _is_own_folder, _has_failed, _has_told_of_stacks, _handles_signal, _process_sets
     _job, _rank, _is_own_folder, _process_sets = token, rank, not folder, process_sets
     _has_failed = _has_told_of_stacks = False
-    _folder = Path(folder) if folder else Path(temporary_folder()) / f"{_FOLDERS}{token}"
+    _folder = folder or os.path.join(temporary_folder(), f"{_FOLDERS}{token}")
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _on_signal)
@@ -75,10 +76,10 @@ def _watch_stalls() -> None:
     descriptor = os.memfd_create("ringtrain-stacks")
     faulthandler.register(number, descriptor, all_threads=True)
     _dump = number, descriptor
-    stacks = _folder / f"rank-{_rank}.stacks"
+    stacks = os.path.join(_folder, f"rank-{_rank}.stacks")
     with contextlib.suppress(OSError):
-        stacks.unlink(missing_ok=True)  # of an earlier job
-    _core.watch_stalls(_on_stall, descriptor, number, str(_folder), str(stacks))
+        os.unlink(stacks)  # of an earlier job
+    _core.watch_stalls(_on_stall, descriptor, number, _folder, stacks)
 
 
 def _is_free(number: int) -> bool:
@@ -170,11 +171,14 @@ def write(reason: str) -> Path | None:
 
 
 def _write(reason: str) -> Path | None:
-    path = _folder / f"rank-{_rank}.json"
+    from pathlib import Path  # slow, and a rank without a failure does not need it
+
+    folder = Path(_folder)
+    path = folder / f"rank-{_rank}.json"
     try:
-        if _is_own_folder and not _folder.exists():
-            _remove_old_folders(_folder.parent)
-        _folder.mkdir(parents=True, exist_ok=True)
+        if _is_own_folder and not folder.exists():
+            _remove_old_folders(folder.parent)
+        folder.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".json.unfinished-{threading.get_ident()}")
         unfinished.write_text(json.dumps(_contents(reason), indent=1))
         os.replace(unfinished, path)
@@ -186,6 +190,8 @@ def _write(reason: str) -> Path | None:
 
 def _remove_old_folders(parent: Path) -> None:
     """Removes the folders of earlier jobs of this user, except the latest."""
+    import shutil  # slow, as above
+
     found = []
     for folder in parent.glob(f"{_FOLDERS}*"):
         with contextlib.suppress(OSError):

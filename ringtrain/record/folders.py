@@ -5,18 +5,28 @@ from __future__ import annotations
 import functools
 import os
 import stat
-import tempfile
-from pathlib import Path
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 IN_MEMORY = "/dev/shm"
 
 
 def temporary_folder() -> str:
-    """Returns the folder for temporary files; where none can be written to, that of shared memory."""
-    try:
-        return tempfile.gettempdir()
-    except FileNotFoundError:
-        return IN_MEMORY
+    """Returns the folder for temporary files; where none can be written to, that of shared memory.
+
+    It is the folder that tempfile would choose, which is slow to import and writes a file in each.
+    """
+    chosen = getattr(sys.modules.get("tempfile"), "tempdir", None)
+    if chosen:
+        return os.fsdecode(chosen)
+    named = map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))
+    for folder in filter(None, (*named, "/tmp", "/var/tmp", "/usr/tmp")):
+        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return os.path.abspath(folder)
+    return IN_MEMORY
 
 
 @functools.cache
@@ -25,6 +35,9 @@ def private_folder() -> Path:
 
     Raises OSError where it cannot be made.
     """
+    import tempfile  # slow, and few ranks need a folder
+    from pathlib import Path
+
     parent = temporary_folder()
     folder = Path(parent, f"ringtrain-{os.geteuid()}")
     try:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import itertools
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # --- the parts --------------------------------------------------------------------------------------------------------
 
@@ -60,6 +61,8 @@ def other_parts(path: Path) -> list[Path]:
 
 def _numbered(path: Path, kind: str) -> list[Path]:
     beginning = f"{path.name}.{kind}-"
+    import glob  # slow, and a rank without a timeline does not need it
+
     found = path.parent.glob(glob.escape(beginning) + "*")
     parts = {part.name.removeprefix(beginning): part for part in found}
     return [parts[number] for number in sorted(filter(str.isdecimal, parts), key=int)]

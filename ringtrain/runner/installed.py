@@ -7,30 +7,29 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_FOLDER = Path(__file__).parents[1]
+_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CORE = "ringtrain._core"
 _BACKEND = "ringtrain.torch.distributed"
 
 
 def explain_missing_core() -> None:
     """Makes an import of the core say which copy this is, if it has none: a source tree that was not built."""
-    if PathFinder.find_spec(_CORE, [str(_FOLDER)]) is None:
+    if PathFinder.find_spec(_CORE, [_FOLDER]) is None:
         sys.meta_path.append(_NoCore())
 
 
 def built_elsewhere() -> str | None:
     """The folder of another copy with a core that Python would find without this one, or None."""
-    others = [entry for entry in sys.path if not _is_same(Path(entry or "."), _FOLDER.parent)]
+    others = [entry for entry in sys.path if not _is_same(entry or ".", os.path.dirname(_FOLDER))]
     specs = [PathFinder.find_spec("ringtrain", [entry]) for entry in others]
     editable = [finder for finder in sys.meta_path if finder is not PathFinder and not isinstance(finder, _NoCore)]
     specs += [finder.find_spec("ringtrain", None) for finder in editable]
-    folders = [str(Path(spec.origin).parent) for spec in specs if spec is not None and spec.origin is not None]
+    folders = [os.path.dirname(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
     built = (folder for folder in folders if PathFinder.find_spec(_CORE, [folder]) is not None)
-    return next((folder for folder in built if not _is_same(Path(folder), _FOLDER)), None)
+    return next((folder for folder in built if not _is_same(folder, _FOLDER)), None)
 
 
 def offer_torch_backend() -> None:
@@ -62,8 +61,8 @@ def offer_torch_backend() -> None:
         c10d.ProcessGroupGloo = Gloo
 
 
-def _is_same(one: Path, other: Path) -> bool:
-    return one.exists() and one.samefile(other)
+def _is_same(one: str, other: str) -> bool:
+    return os.path.exists(one) and os.path.samefile(one, other)
 
 
 class _NoCore:
@@ -76,7 +75,7 @@ class _NoCore:
         instead = f", or start Python in another folder to use the copy in {other}" if other is not None else ""
         raise ImportError(
             f"ringtrain was imported from {_FOLDER}, a source tree whose core is not built for this Python; run "
-            f"`pip install -e {_FOLDER.parent}`{instead}",
+            f"`pip install -e {os.path.dirname(_FOLDER)}`{instead}",
             name=name,
         )
 
@@ -84,7 +83,7 @@ class _NoCore:
 # --- the name `horovod` -----------------------------------------------------------------------------------------------
 
 
-HOROVOD_FOLDER = str(Path(__file__).parents[1] / "horovod" / "path")
+HOROVOD_FOLDER = os.path.join(_FOLDER, "horovod", "path")
 
 # 1 lets ringtrain take the name although a Horovod is installed.
 REPLACE_VARIABLE = "RINGTRAIN_REPLACE_HOROVOD"

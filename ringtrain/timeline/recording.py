@@ -13,8 +13,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +25,9 @@ from ringtrain.ops import objects
 from ringtrain.record import steps
 from ringtrain.record.logger import logger
 from ringtrain.record.timeline_files import events_in, other_parts, part_of, unfinished, write_merged
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # --- whether the file can be written ----------------------------------------------------------------------------------
 
@@ -179,7 +181,7 @@ def _start(file_path: str, mark_cycles: bool, given_as: str) -> None:
     if _path is not None:
         raise ValueError(f"there is a timeline already, {_path}; call stop_timeline() first")
     session.rank()  # before init() no file is removed
-    path = Path(file_path)
+    path = _as_path(file_path)
     problem = None
     try:
         check(path, given_as)
@@ -222,7 +224,7 @@ def _begin(settings: dict[str, str]) -> None:
     file_path, mark_cycles = _path_of_generation(settings), settings["timeline_mark_cycles"] == "on"
     shown = settings["timeline_steps"]
     if file_path and shown:
-        check(Path(file_path), "timeline_filename")
+        check(_as_path(file_path), "timeline_filename")
         first, _, last = shown.partition("-")
         _window = _Window(shown, max(int(first), 1), int(last or first), file_path, mark_cycles)
     elif file_path:
@@ -236,8 +238,14 @@ def _path_of_generation(settings: dict[str, str]) -> str:
     file_path, seat = settings["timeline_filename"], elastic_client.seat()
     if not file_path or seat is None or seat.generation == 1:
         return file_path
-    path = Path(file_path)
-    return str(path.with_name(f"{path.stem}.generation-{seat.generation}{path.suffix}"))
+    path, suffix = os.path.splitext(file_path)
+    return f"{path}.generation-{seat.generation}{suffix}"
+
+
+def _as_path(file_path: str) -> Path:
+    from pathlib import Path  # slow, and a job without a timeline does not need it
+
+    return Path(file_path)
 
 
 def _end() -> None:

@@ -204,7 +204,7 @@ def test_the_tightest_cpu_quota_counts(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert cgroup_quota(tmp_path, own_cgroup) == expected
+    assert cgroup_quota(str(tmp_path), own_cgroup) == expected
 
 
 def test_cores_are_at_most_the_cpus() -> None:

@@ -125,8 +125,6 @@ def test_a_private_folder_that_another_user_may_have_made_is_not_used(trap: str,
 
 
 def test_where_no_folder_can_be_written_to_shared_memory_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> str:
-        raise FileNotFoundError("No usable temporary directory found")
-
-    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(os, "access", lambda *given: False)
     assert temporary_folder() == "/dev/shm"

@@ -119,6 +119,33 @@ def test_launchers_import_neither_numpy_nor_the_modules_of_ranks():
         assert subprocess.run(arguments, capture_output=True, text=True, check=True).stdout == "[]\n", module
 
 
+# They take as long to import as all that a rank does need.
+FEW_RANKS_NEED = {
+    *("ringtrain.kvstore", "ringtrain.torch", "ringtrain.training", "ringtrain.job.rendezvous.generations"),
+    *("concurrent.futures", "dataclasses", "difflib", "glob", "ipaddress", "ml_dtypes", "numpy.ma"),
+    *("numpy.typing", "pathlib", "pkgutil", "random", "secrets", "shutil", "subprocess", "tempfile", "urllib"),
+}
+
+
+def test_a_rank_that_trains_imports_nothing_that_few_ranks_need():
+    script = (
+        "import sys, numpy; of_numpy = {*sys.modules}; import ringtrain as hvd; hvd.init(); "
+        f"hvd.allreduce(numpy.ones(3)); print(sorted({FEW_RANKS_NEED} & {{*sys.modules}} - of_numpy))"
+    )
+    asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert asked.stdout == "[]\n"
+
+
+def test_bfloat16_needs_no_import_in_the_script():
+    script = (
+        "import numpy, ringtrain as hvd; hvd.init(); array = hvd.empty(3, 'bfloat16'); array[:] = 1.5; "
+        "half = numpy.full(3, 0.5, numpy.float32); "
+        "print(hvd.allreduce(array).tolist(), hvd.allreduce(half, compression=hvd.Compression.bf16).tolist())"
+    )
+    asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert asked.stdout == "[1.5, 1.5, 1.5] [0.5, 0.5, 0.5]\n"
+
+
 def test_init_by_another_name_loads_all_that_has_a_part_in_it():
     script = "import sys; from ringtrain.job.session import init; init(); print('ringtrain.face' in sys.modules)"
     asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

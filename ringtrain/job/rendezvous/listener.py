@@ -165,10 +165,15 @@ def listen(host: str, ports: Sequence[int]) -> socket.socket | None:
     return None
 
 
+def plain(host: str) -> str | bytes:
+    """Returns the name of a host as the system takes it. Of text Python would import the slow codec "idna"."""
+    return host.encode() if host.isascii() else host
+
+
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0 is any. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        plain(host) or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     sock = socket.socket(family, kind)
     try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-import secrets
+import os
 import select
 import socket
 import sys
@@ -57,7 +57,7 @@ class Connection:
 
     def prove_as_rank(self, secret: bytes, deadline: float) -> None:
         """Raises StrangerError, and OSError where the connection is lost or the time over."""
-        said = _MAGIC + secrets.token_bytes(_NONCE)
+        said = _MAGIC + os.urandom(_NONCE)
         self._send(said, deadline)
         answer = self._read(_NONCE + _PROOF, deadline)
         if answer.startswith(_NAME):
@@ -74,7 +74,7 @@ class Connection:
                 self._send(_MAGIC.ljust(_NONCE + _PROOF), deadline)
                 raise VersionError
             raise StrangerError
-        nonce = secrets.token_bytes(_NONCE)
+        nonce = os.urandom(_NONCE)
         said += nonce
         self._send(nonce + hmac.digest(secret, b"server" + said, "sha256"), deadline)
         _require(self._read(_PROOF, deadline), secret, b"rank", said)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
-import secrets
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringtrain.record.folders import private_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILE_VARIABLE = "RINGTRAIN_SECRET_FILE"
 # Set by agents beside it: that file, the descriptor of it that a rank inherits, and its device and inode, by which a
@@ -46,6 +48,8 @@ def _given() -> bytes | None:
             state = os.fstat(descriptor)
             if (state.st_dev, state.st_ino) == (device, inode):
                 return os.pread(descriptor, _MOST_BYTES, 0)
+    from pathlib import Path  # slow, and a rank that has inherited the secret does not need it
+
     try:
         return read(Path(named))
     except FileNotFoundError as error:
@@ -57,7 +61,7 @@ def write(path: Path) -> None:
     """A new one. Raises FileExistsError where there is a file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(secrets.token_bytes(_BYTES))
+        file.write(os.urandom(_BYTES))
 
 
 def read(path: Path) -> bytes:
@@ -85,6 +89,8 @@ def _own_file() -> Path:
 
     Raises OSError where no folder can be written to.
     """
+    from pathlib import Path  # slow, as above
+
     path = Path("secret")
     with contextlib.suppress(RuntimeError, OSError):  # no entry in the list of users; not writable
         path = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtrain" / path

@@ -12,14 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ringtrain import errors
 from ringtrain.errors import list_of_ranks
 from ringtrain.job.rendezvous import claim as claims
 from ringtrain.job.rendezvous.columns import in_columns, of_columns
-from ringtrain.job.rendezvous.listener import ANSWER_S, Hub, Line, listen
+from ringtrain.job.rendezvous.listener import ANSWER_S, Hub, Line, listen, plain
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, Connection, StrangerError, VersionError
 from ringtrain.record.logger import logger
 
@@ -65,8 +64,7 @@ def _two_processes(rank: int, pid: int, host: str, other_pid: int, other_host: s
     return f"two processes are rank {rank}: pid {pids[0]} on {host} and pid {pids[1]} on {other_host}. {_REMEDY}"
 
 
-@dataclass
-class _Rank:
+class _Rank(NamedTuple):
     """A rank that is connected."""
 
     hello: Hello
@@ -468,7 +466,8 @@ def connect(
         look()
         for port in ports:
             try:
-                return _prove(socket.create_connection((place.host, port), timeout=_PROOF_S), secret, end)
+                at: Any = plain(place.host), port
+                return _prove(socket.create_connection(at, timeout=_PROOF_S), secret, end)
             except VersionError:
                 reason = f"another version of ringtrain is at port {port}; install the same one on all hosts"
             except StrangerError:
