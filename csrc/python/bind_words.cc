@@ -1,7 +1,10 @@
 // Enumerations and the option table.
+#include <cstring>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/sha256.h"
 #include "coordination/operation.h"
 #include "kernels/reduce.h"
 #include "network/tcp.h"
@@ -20,6 +23,8 @@ PyObject* make_exception(nb::module_& module, ErrorKind kind, const char* name, 
   exception_types[static_cast<int>(kind)] = type;
   return type;
 }
+
+std::string as_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 void translate(const std::exception_ptr& pointer, void*) {
   try {
@@ -111,6 +116,19 @@ void bind_words(nb::module_& module) {
   module.def("set_log_level", &set_log_level);
   module.def("check_option", [](const std::string& name, const std::string& text) { Options().set(name, text); });
   module.def("simd_in_use", &simd_in_use);
+  module.def("hmac_sha256", [](const nb::bytes& key, const nb::bytes& message) {
+    const Sha256 digest = hmac_sha256(as_string(key), as_string(message));
+    return nb::bytes(digest.data(), digest.size());
+  });
+  module.def(
+      "is_hmac_sha256",
+      [](const nb::bytes& proof, const nb::bytes& key, const nb::bytes& message) {
+        Sha256 digest;
+        if (proof.size() != digest.size()) return false;
+        std::memcpy(digest.data(), proof.c_str(), digest.size());
+        return are_equal(digest, hmac_sha256(as_string(key), as_string(message)));
+      },
+      "Takes the same time wherever the proof differs.");
   module.def("interface_addresses", &interface_addresses, "(interface, address) of this host's that are up.");
 }
 

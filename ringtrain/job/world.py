@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
@@ -10,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ringtrain._core import hmac_sha256
 from ringtrain.job import gpus
 from ringtrain.job.host import Share, own_share, usable_together
 
@@ -119,7 +119,7 @@ def introduce(
     local_ranks = _local_ranks(places, slots)
     gpu = gpus.choose(local_ranks[rank], int(float(settings["gpus_per_rank"])))
     common = {name: value for name, value in settings.items() if name not in _OF_FIRST_RANK}
-    digest = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
+    digest = hmac_sha256(b"", json.dumps(common, sort_keys=True).encode()).hex()
     first = _of_first(settings, read_tuned) if rank == 0 else None
     own = (socket.gethostname(), os.getpid(), *own_share(), *gpu, digest, first, own_network)
     hosts, pids, cpus, containers, quotas, *chosen, digests, firsts, networks = zip(*exchange(own), strict=True)

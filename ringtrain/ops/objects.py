@@ -5,7 +5,6 @@ After Horovod's functions of the same names (horovod/torch/functions.py, horovod
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -236,6 +235,8 @@ def _is_same_on_all_ranks(description: Any, root_rank: int, name: str, process_s
 
 def short_digest(content: bytes) -> int:
     """A positive number of 62 bits: joined ranks have 0, and the sum of one such number with zeros is itself."""
+    import hashlib  # slow, and few ranks need it
+
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 2 or 1
 
 

@@ -122,7 +122,7 @@ def test_launchers_import_neither_numpy_nor_the_modules_of_ranks():
 # They take as long to import as all that a rank does need.
 FEW_RANKS_NEED = {
     *("ringtrain.kvstore", "ringtrain.torch", "ringtrain.training", "ringtrain.job.rendezvous.generations"),
-    *("concurrent.futures", "dataclasses", "difflib", "glob", "ipaddress", "ml_dtypes", "numpy.ma"),
+    *("concurrent.futures", "dataclasses", "difflib", "glob", "hashlib", "ipaddress", "ml_dtypes", "numpy.ma"),
     *("numpy.typing", "pathlib", "pkgutil", "random", "secrets", "shutil", "subprocess", "tempfile", "urllib"),
 }
 

@@ -7,10 +7,11 @@ a name in the kernel, an abstract Unix socket: it needs no file and ends with it
 from __future__ import annotations
 
 import errno
-import hmac
 import os
 import socket
 import struct
+
+from ringtrain._core import hmac_sha256
 
 _BACKLOG = 16
 _claims: dict[tuple[str, bytes], socket.socket] = {}  # of this process, by place and secret
@@ -26,7 +27,7 @@ def claim(place: str, secret: bytes, rank: int, size: int) -> int | None:
         return None
     # Only one job at a time can have its rank 0 here, which serves; ranks of jobs of other sizes are told apart there.
     words = f"{place} rank {rank}" + (f" of {size}" if rank else "")
-    name = "\0ringtrain-" + hmac.digest(secret, words.encode(), "sha256").hex()
+    name = "\0ringtrain-" + hmac_sha256(secret, words.encode()).hex()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(name)

@@ -14,7 +14,6 @@ A message is a byte that says whether it is compressed, its length in seven byte
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
 import select
@@ -24,6 +23,8 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from ringtrain._core import hmac_sha256, is_hmac_sha256
 
 _NAME, _VERSION = b"ringtrv", b"\x02"
 _MAGIC = _NAME + _VERSION
@@ -64,7 +65,7 @@ class Connection:
             raise VersionError
         said += answer[:_NONCE]
         _require(answer[_NONCE:], secret, b"server", said)
-        self._send(hmac.digest(secret, b"rank" + said, "sha256"), deadline)
+        self._send(hmac_sha256(secret, b"rank" + said), deadline)
 
     def prove_as_server(self, secret: bytes, deadline: float) -> None:
         """Raises as prove_as_rank()."""
@@ -76,7 +77,7 @@ class Connection:
             raise StrangerError
         nonce = os.urandom(_NONCE)
         said += nonce
-        self._send(nonce + hmac.digest(secret, b"server" + said, "sha256"), deadline)
+        self._send(nonce + hmac_sha256(secret, b"server" + said), deadline)
         _require(self._read(_PROOF, deadline), secret, b"rank", said)
 
     def send(self, message: Any, deadline: float) -> None:
@@ -206,5 +207,5 @@ def _left(deadline: float) -> float:
 
 
 def _require(proof: bytes, secret: bytes, role: bytes, said: bytes) -> None:
-    if not hmac.compare_digest(proof, hmac.digest(secret, role + said, "sha256")):
+    if not is_hmac_sha256(proof, secret, role + said):
         raise StrangerError

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import stat
 from typing import TYPE_CHECKING
 
+from ringtrain._core import hmac_sha256
 from ringtrain.record.folders import private_folder
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def job_secret(job: str, *, is_of_job: bool = False) -> bytes:
     if given and not is_of_job:
         return given
     secret = given or read(_own_file())
-    return hmac.digest(secret, job.encode(), "sha256")
+    return hmac_sha256(secret, job.encode())
 
 
 def _given() -> bytes | None:
