@@ -296,7 +296,7 @@ class Server:
 
 _PROOF_S = 5.0
 # How often a rank that waits looks whether its launcher is still there.
-_PARENT_S = 0.1
+_PARENT_S = 1.0
 # How much longer than the server, which knows who is missing.
 _GRACE_S = 5.0
 # Rank 0, which serves, gives the others so long to get the reason of an error before it ends. A stopped one gets none.
