@@ -82,6 +82,32 @@ def test_flags_that_exclude_each_other_are_refused(launcher: str, network: str, 
         choose_network(launcher, {"RINGTRAIN_NETWORK": network})
 
 
+# --- descriptors ------------------------------------------------------------------------------------------------------
+
+
+def with_limit(limit: str, ranks: int) -> subprocess.CompletedProcess[str]:
+    words = ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh", sys.executable, "-m", "ringtrain.run", "-np", str(ranks)]
+    command = [*words, "--network", "sockets", "true"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=ROOT)
+
+
+def test_the_soft_limit_of_descriptors_is_raised_for_more_ranks() -> None:
+    ended = with_limit("-Sn 64", 60)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("limit", "sentence"),
+    [
+        (70, "ringrun: 4 ranks on 1 host need 71 open files, and the hard limit is 70: raise it, see ulimit -Hn"),
+        (71, "cannot start ranks: 4 ranks need 72 open files, and the hard limit is 71: raise it, see ulimit -Hn"),
+    ],
+)
+def test_a_hard_limit_of_descriptors_that_is_too_low_is_named_before_a_rank_starts(limit: int, sentence: str) -> None:
+    ended = with_limit(f"-n {limit}", 4)
+    assert ended.returncode == 1 and sentence in ended.stderr, ended.stderr
+
+
 # --- command lines ----------------------------------------------------------------------------------------------------
 
 

@@ -234,6 +234,8 @@ class Agent:
         order = order or {}
         has_input = number == 0 and not self._order.agent_stays
         os.chdir(self._order.folder)
+        ranks = max(self._order.ranks, len(self._ranks) + 1)
+        process_tree.require_descriptors(2 * ranks, f"{ranks} ranks")
         environment = {
             **self._environment,
             **_variables_of_process(self._order, number, order.get("variables")),

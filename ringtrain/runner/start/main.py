@@ -26,6 +26,7 @@ from ringtrain.runner.start.links import ContainerLink, LaunchedLink, Link, Proc
 from ringtrain.runner.start.meeting import Meeting
 from ringtrain.runner.start.placement import Discovery, DiscoveryError, HostPlacement
 from ringtrain.runner.start.starter import RankStarter, Starter
+from ringtrain.runner.supervise import process_tree
 from ringtrain.runner.supervise.end_rule import MAX_GRACE_S
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE, speaker
 
@@ -123,6 +124,11 @@ def _listener(address: str, port: int = 0) -> socket.socket:
 
 def _ranks(job: Job) -> int:
     shares = shares_of(job.num_proc, job.hosts)
+    try:  # the pipes of an agent, and the connections of the ranks while they meet
+        hosts = f"{len(shares)} host{'s' if len(shares) > 1 else ''}"
+        process_tree.require_descriptors(3 * len(shares) + job.num_proc, f"{job.num_proc} ranks on {hosts}")
+    except OSError as error:
+        return _complain(ValueError(error.strerror))
     meeting = Meeting([share.host for share in shares], os.environ.get(INTERFACES_VARIABLE, ""))
     secret = secrets.token_bytes(32)
     server = Server(_listener(meeting.listens_at), secret)

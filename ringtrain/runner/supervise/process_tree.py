@@ -1,4 +1,4 @@
-"""Signals that a process of a job inherits from its parent as ignored or blocked, and its descendants.
+"""Signals that a process of a job inherits from its parent as ignored or blocked, its limits, and its descendants.
 
 Scripts that do not import ringtrain load this file by its path, so it needs nothing but Python itself.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Collection
@@ -17,6 +19,7 @@ OUTLIVES_VARIABLE = "RINGRUN_OUTLIVES"
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PAUSE_S = 0.02
+_OPEN_ALREADY = 64
 
 
 def reset_signals() -> None:
@@ -28,6 +31,20 @@ def reset_signals() -> None:
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def require_descriptors(count: int, user: str) -> None:
+    """Raises the soft limit where it is lower than `count` and some that are open already.
+
+    Raises OSError where the hard limit is lower, which names `user`, such as "4 ranks".
+    """
+    needed = count + _OPEN_ALREADY
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != hard < needed:
+        text = f"{user} need {needed} open files, and the hard limit is {hard}: raise it, see ulimit -Hn"
+        raise OSError(errno.EMFILE, text)
+    if resource.RLIM_INFINITY != soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def wake_up_by_signals() -> int:
