@@ -35,6 +35,14 @@ Error heard(const Bytes& message, int sender) {
   }
 }
 
+Bytes message_of(ErrorKind kind, const std::string& text) {
+  Writer writer;
+  writer.put(kFailure);
+  writer.put(kind);
+  writer.put(shortened(text));
+  return writer.take();
+}
+
 }  // namespace
 
 Alarm::Alarm(Endpoint all, std::vector<RankName> names)
@@ -45,11 +53,7 @@ Alarm::Alarm(Endpoint all, std::vector<RankName> names)
 void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
   if (has_heard_) return;
   has_heard_ = true;
-  Writer writer;
-  writer.put(kFailure);
-  writer.put(kind);
-  writer.put(shortened(text));
-  tell(writer.take());
+  tell(message_of(kind, text));
 }
 
 bool Alarm::is_neighbour(int rank) const {
@@ -100,8 +104,10 @@ void Alarm::hear(int sender, const Bytes& message) {
   } else if (first == kAnswer) {
     asked_since_[static_cast<size_t>(sender)] = 0;
   } else {
-    if (!std::exchange(has_heard_, true)) tell(message);
-    throw heard(message, sender);
+    const Error error = heard(message, sender);
+    // Not `message`, which is as long as the longest one.
+    if (!std::exchange(has_heard_, true)) tell(message_of(error.kind(), error.what()));
+    throw error;
   }
 }
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from harness.simulation import Request, Simulation, steps
+from harness.simulation import Request, Simulation, death, steps
 
 from ringtrain._core import DTYPES, OpKind, ReduceOp
 
@@ -116,6 +116,13 @@ def test_small_values_of_up_to_eight_ranks_travel_in_the_messages_of_the_bits(si
         handled = [after - early for after, early in zip(simulation.messages_handled(), told, strict=True)]
         assert handled[0] == 2 * min(4, size - 1) and sum(handled) == 2 * 2 * (size - 1)
         assert simulation.came_with_values() == [values + early for early in before]
+
+
+def test_the_news_of_a_death_grow_with_the_logarithm_of_the_ranks():
+    few, many = death(64), death(512)
+    # both ways: to a parent and four children, and to the ranks at each power of two in the circle on both sides
+    assert (few.messages, many.messages) == (32, 44)
+    assert many.bytes < 1.5 * few.bytes < 2000
 
 
 def test_equal_announcements_travel_once():

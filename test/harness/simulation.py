@@ -24,8 +24,9 @@ _SOURCES = TEST_FOLDER / "engine" / "simulation"
 _FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", f"-I{_SOURCES / 'seam'}", f"-I{CORE}", f"-I{_SOURCES}"]
 _COUNTED = "-fsanitize-coverage=trace-pc"  # of coordination/: see steps.h
 _NAME = "libsimulation.so"
-# The parts of the core that it needs: base/, and of coordination/ what uses neither shared memory nor a network.
+# The parts of the core that it needs: base/, of coordination/ what uses neither shared memory nor a network, the alarm.
 _NOT_OF_COORDINATION = ("shm_channel.cc",)
+_OF_NETWORK = ("alarm", "endpoint", "network")
 
 # (name, error message or "", rows of the first tensor, result, ranks that have joined)
 Part = tuple[str, str, list[int], int, list[int]]
@@ -167,6 +168,13 @@ class Crowd:
         return Cost(cost[0], *(int(number) for number in cost[1:]))
 
 
+def death(size: int) -> Cost:
+    """The share of the busiest rank in the news of one death, by the real Alarm; memory is not measured."""
+    cost = (ctypes.c_double * 3)()
+    _require_success(_library().death(size, cost))
+    return Cost(cost[0], int(cost[1]), int(cost[2]), 0, 0)
+
+
 def steps() -> int:
     """How much the Coordinators of all simulations have done so far, in basic blocks of their code."""
     return int(_library().simulation_steps())
@@ -202,7 +210,8 @@ def _library() -> ctypes.CDLL:
     """Raises DoubleUnavailable where there is no compiler, and RuntimeError with what it says where it fails."""
     own = sorted(_SOURCES.glob("*.cc"))
     coordination = [path for path in (CORE / "coordination").glob("*.cc") if path.name not in _NOT_OF_COORDINATION]
-    sources = [*own, *coordination, *(CORE / "base").glob("*.cc"), CORE / "runtime" / "autotune.cc"]
+    network = [CORE / "network" / f"{name}.cc" for name in _OF_NETWORK]
+    sources = [*own, *coordination, *network, *(CORE / "base").glob("*.cc"), CORE / "runtime" / "autotune.cc"]
     headers = [path for folder in (_SOURCES, CORE) for path in folder.rglob("*.h")]
     folder = filled(
         folder_of("simulation", [*_FLAGS, _COUNTED], sorted([*sources, *headers])), functools.partial(_build, sources)
@@ -210,7 +219,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(folder / _NAME))
     for name in ("request_new", "simulation_new", "crowd_new"):
         getattr(library, name).restype = ctypes.c_void_p
-    for name in ("simulation_begin", "simulation_finish", "crowd_round", "autotune"):
+    for name in ("simulation_begin", "simulation_finish", "crowd_round", "death", "autotune"):
         getattr(library, name).restype = ctypes.c_char_p
     for name in ("simulation_messages", "simulation_bytes", "simulation_came_with_values", "simulation_steps"):
         getattr(library, name).restype = ctypes.c_size_t

@@ -2,7 +2,7 @@
 
 Meetings: the process that serves them, see scale_rendezvous.py. Agreement: the Coordinator and the Ledger of rank 0,
 in this process, with the messages that a tree of so many ranks brings. Rank 0 is the busiest rank: all others handle
-fewer messages of the same kinds.
+fewer messages of the same kinds. One death: the Alarms of all ranks, one after the other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from harness.simulation import Cost, Crowd, Request
+from harness.simulation import Cost, Crowd, Request, death
 
 from measure import scale_rendezvous
 from ringtrain._core import OpKind
@@ -39,6 +39,7 @@ class Scale:
             for meeting in scale_rendezvous.measure(ranks):
                 cost = Cost(meeting.seconds, meeting.messages, meeting.sent_bytes, int(1e6 * meeting.memory_mb), 0)
                 rows.append(_row(ranks, 0, meeting.what, cost))
+            rows.append(_row(ranks, 0, "one death", death(ranks)))
             for operations in session.arguments.operations:
                 rows += [_row(ranks, operations, what, cost) for what, cost in rounds_of(ranks, operations)]
         return rows

@@ -57,7 +57,7 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         _ALARM, "if (all_.would_see_end_at(rank)) send", "if (all_.would_see_end_at(rank) && is_neighbour(rank)) send"
     ),
     "a rank that hears of a death tells nobody": Patch(
-        _ALARM, "if (!std::exchange(has_heard_, true)) tell(message);", "has_heard_ = true;"
+        _ALARM, "if (!std::exchange(has_heard_, true)) tell(", "if ((has_heard_ = true, false)) tell("
     ),
     "the alarm has neighbours in a hypercube": Patch(
         _ALARM,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "crowd.h"
+#include "death.h"
 #include "runtime/autotune.h"
 #include "simulation.h"
 #include "steps.h"
@@ -143,6 +144,16 @@ const char* crowd_round(void* crowd, void* const* requests, const size_t* counts
     cost[2] = static_cast<double>(of_round.bytes);
     cost[3] = static_cast<double>(of_round.peak_bytes);
     cost[4] = static_cast<double>(of_round.agreed);
+  });
+}
+
+// `cost`: processor seconds, messages, bytes.
+const char* death(int size, double cost[3]) {
+  return tried([&] {
+    const DeathCost of_death = cost_of_death(size);
+    cost[0] = of_death.seconds;
+    cost[1] = static_cast<double>(of_death.messages);
+    cost[2] = static_cast<double>(of_death.bytes);
   });
 }
 
