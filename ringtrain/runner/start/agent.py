@@ -273,8 +273,11 @@ class Agent:
             for to, descriptor in enumerate(streams):
                 os.dup2(descriptor, to)
             os.set_inheritable(self._secret, True)
-            os.closerange(3, self._secret)
-            os.closerange(self._secret + 1, os.sysconf("SC_OPEN_MAX"))
+            # os.closerange() would try each number up to a limit that may be a thousand million
+            for descriptor in map(int, os.listdir("/proc/self/fd")):
+                if descriptor > 2 and descriptor != self._secret:
+                    with contextlib.suppress(OSError):  # that of the folder
+                        os.close(descriptor)
             os.environ.clear()
             os.environ.update(environment)
             if self._order.has_wrappers:
