@@ -9,7 +9,6 @@ double.write_late()
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def install() -> MpiDouble:
     describe = mpi._describe
 
     def describe_double(*arguments: Any) -> Library:
-        return dataclasses.replace(describe(*arguments), library=str(path))
+        return describe(*arguments)._replace(library=str(path))
 
     mpi._describe = describe_double
     return MpiDouble(path)

@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/thread_annotations.h"
-#include "coordination/tree_channel.h"
 #include "network/alarm.h"
 
 namespace ringtrain {
@@ -60,7 +59,6 @@ class NewsNetwork final : public Network {
 
   bool are_connected(int one, int other) const {
     if (one == other) return false;
-    if (static_cast<int>(loads_.size()) <= TreeChannel::kMostDirect) return true;
     return (std::max(one, other) - 1) / kChildren == std::min(one, other);
   }
 
