@@ -13,13 +13,14 @@
 #include "base/clock.h"
 
 namespace ringtrain {
-namespace {
 
 double processor_s() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
+
+namespace {
 
 // Of this process, such as "VmHWM:", in bytes.
 size_t status(const std::string& name) {

@@ -9,6 +9,8 @@
 
 namespace ringtrain {
 
+double processor_s();  // of this thread
+
 class Crowd {
  public:
   Crowd(int size, const Coordinator::Limits& limits);

@@ -1,7 +1,5 @@
 #include "death.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -9,18 +7,13 @@
 
 #include "base/error.h"
 #include "base/thread_annotations.h"
+#include "crowd.h"
 #include "network/alarm.h"
 
 namespace ringtrain {
 namespace {
 
 constexpr int kChildren = 4;
-
-double processor_s() {
-  timespec time;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 struct Load {
   size_t messages = 0, bytes = 0;
