@@ -55,7 +55,7 @@ class SCOPED_CAPABILITY Lock {
 using Condition = std::condition_variable_any;
 
 // The right to do an engine's work: to talk to other ranks, carry out plans and finish Handles. One thread at a time
-// has it. A process has one turn, so no object has to name it.
+// has it, and lets go of it while it waits for other ranks. A process has one turn, so no object has to name it.
 class CAPABILITY("turn") Turn {
  public:
   // For the analysis alone, where it cannot see that the turn is held: in a function that is called by a template, or
@@ -68,7 +68,11 @@ inline constexpr Turn turn;
 class TurnMutex {
  public:
   void lock() ACQUIRE(turn) NOT_ANALYSED {
-    mutex_.lock();
+    if (!mutex_.try_lock()) {
+      wanted_.fetch_add(1, std::memory_order_relaxed);
+      mutex_.lock();
+      wanted_.fetch_sub(1, std::memory_order_relaxed);
+    }
     holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   }
   bool try_lock() TRY_ACQUIRE(true, turn) {
@@ -80,10 +84,13 @@ class TurnMutex {
     holder_.store({}, std::memory_order_relaxed);
     mutex_.unlock();
   }
+  // Whether another thread waits for it.
+  bool is_wanted() const { return wanted_.load(std::memory_order_relaxed) > 0; }
   bool is_held_here() const { return holder_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
 
  private:
   std::mutex mutex_;
+  std::atomic<int> wanted_{0};
   std::atomic<std::thread::id> holder_{};
 };
 

@@ -50,7 +50,11 @@ bool Waiter::wait_patiently(Flag& flag, uint32_t target, Watch* watch, const Per
     if (flag.reached(target)) return true;
     const double now = now_s();
     if (now >= period.deadline) return false;
-    flag.sleep(seen, std::min(watch ? watch->interval_s(now - period.begin) : kLookAround_s, period.deadline - now));
+    const double pause_s = watch ? watch->interval_s(now - period.begin) : kLookAround_s;
+    {
+      const Aside aside(watch);
+      flag.sleep(seen, std::min(pause_s, period.deadline - now));
+    }
     if (watch && !flag.reached(target)) watch->check(now_s() - period.begin);
   }
 }

@@ -28,6 +28,28 @@ class Watch {
 
   // How many seconds to sleep before the next call.
   virtual double interval_s(double waited_s) const = 0;
+
+  // Whether another thread waits for the right to work that the thread that waits here has.
+  virtual bool is_wanted() const { return false; }
+  // Called around each sleep: lets other threads have that right, and takes it back.
+  virtual void step_aside() {}
+  virtual void step_back() {}
+};
+
+// While one lives, its thread sleeps, and others may work.
+class Aside {
+ public:
+  explicit Aside(Watch* watch) : watch_(watch) {
+    if (watch_) watch_->step_aside();
+  }
+  ~Aside() {
+    if (watch_) watch_->step_back();
+  }
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
+
+ private:
+  Watch* const watch_;
 };
 
 // Where a rank hears that others are dead or have failed, such as their signs of life, or messages.
@@ -126,7 +148,7 @@ class Waiter {
  public:
   // Until flag.reached(target). `watch` may be null.
   void wait(Flag& flag, uint32_t target, Watch* watch) {
-    if (flag.reached(target) || is_quick([&] { return flag.reached(target); })) return;
+    if (flag.reached(target) || is_quick([&] { return flag.reached(target); }, watch)) return;
     wait_patiently(flag, target, watch, {now_s(), std::numeric_limits<double>::infinity()});
   }
 
@@ -140,14 +162,17 @@ class Waiter {
   // Until ready() says yes, for things that cannot wake a sleeper (MPI): sleeps an eighth of the time waited so far.
   template <typename Ready>
   void poll(Ready ready, Watch* watch) {
-    poll(ready, watch, &nap);
+    poll(ready, watch, [watch](double seconds) {
+      const Aside aside(watch);
+      nap(seconds);
+    });
   }
-  // The same where something may: sleep() gets that time, and returns at the latest after a moment.
+  // The same where something may: sleep() gets that time, returns at the latest after a moment, and steps aside.
   template <typename Ready, typename Sleep>
   void poll(Ready ready, Watch* watch, Sleep sleep) {
     if (ready()) return;
     const double begin = now_s();
-    if (!is_quick(ready)) poll_patiently(ready, watch, {begin, kShortestNap_s}, sleep);
+    if (!is_quick(ready, watch)) poll_patiently(ready, watch, {begin, kShortestNap_s}, sleep);
   }
 
   // Until ready() says yes or the time is over; whether it did.
@@ -168,8 +193,11 @@ class Waiter {
       const auto has_come = [&] { return (came = advance()) > 0; };
       const double begin = now_s();
       const double until_several_s = pace.until_several_s();
-      if (until_several_s > 0) nap(until_several_s);
-      if (until_several_s > 0 || !is_quick(has_come))
+      if (until_several_s > 0) {
+        const Aside aside(watch);
+        nap(until_several_s);
+      }
+      if (until_several_s > 0 || !is_quick(has_come, watch))
         poll_patiently(has_come, watch, {begin, until_several_s / 8}, sleep);
     }
     pace.note(came);
@@ -179,9 +207,10 @@ class Waiter {
   // Sleeps, from 20 us to 2 ms.
   static void nap(double seconds);
 
-  // Spins and yields for a moment; whether ready() came true.
+  // Spins and yields for a moment; whether ready() came true. Not where another thread waits for the right to work that
+  // this one has.
   template <typename Ready>
-  bool is_quick(Ready ready) {
+  bool is_quick(Ready ready, const Watch* watch = nullptr) {
     // A rank that sleeps is late for the others, which then sleep, too: now and then it is worth finding out whether
     // all of this was only for that.
     const double longest_s = ++waits_ % kWaitsPerTrial == 0 ? kLongestSpin_s : spin_s_;
@@ -193,6 +222,7 @@ class Waiter {
       }
       relax();
       if (i % kSpinsPerLook != 0) continue;
+      if (watch && watch->is_wanted()) return false;
       if (i == kSpinsPerLook)
         begin = now_s();
       else
@@ -201,6 +231,7 @@ class Waiter {
     spin_s_ = std::max(kShortestSpin_s, spin_s_ * 3 / 4);
     double now = now_s();
     for (const double end = now + kYielding_s; now < end && now >= no_yield_before_s_;) {
+      if (watch && watch->is_wanted()) return false;
       now = yield(now);
       if (ready()) return true;
     }

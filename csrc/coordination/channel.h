@@ -1,11 +1,10 @@
-// How the ranks of the world talk while they negotiate. A round is one and_bits, perhaps followed by one gather and one
-// broadcast; all ranks make the same calls. An exchange of bits may end on the node, where all ranks of the node make
-// the same calls. One thread at a time, but for is_called().
+// How the ranks of the world, or of a process set, talk while they negotiate. A round is one and_bits, perhaps followed
+// by one gather and one broadcast; all of them make the same calls. One thread at a time, but for is_called(). Ranks
+// are numbered from 0 here.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -43,14 +42,8 @@ struct SmallValue {
   char data[kMostBytes] = {};  // a network sends all of it
 };
 
-// Which ranks took part in an exchange: all of the world, or those of the node of this rank.
-enum class Reach { world, node };
-
 class Channel {
  public:
-  // Whether an exchange may end on the node, by what the ranks of the node have in common.
-  using MayEndOnNode = std::function<bool(const Words& words)>;
-
   Channel(int rank, int size) : rank_(rank), size_(size) {}
   virtual ~Channel() = default;
 
@@ -63,17 +56,6 @@ class Channel {
   virtual void begin_and(const Words& words) = 0;
   virtual bool finish_and(Words& words, double deadline) = 0;
   virtual bool keeps_deadlines() const { return false; }
-
-  // Whether finish_and_somewhere() may end on the node: the same on all ranks.
-  virtual bool ends_on_nodes() const { return false; }
-  // The node of a rank, where exchanges end on nodes.
-  virtual int node_of(int /*rank*/) const { return 0; }
-  // As finish_and; nothing if the others have not come by `deadline`. On Channels over several nodes, `words` is what
-  // the ranks of the node have in common if `may_end` allows that and no other node has begun an exchange of all. Asks
-  // `may_end` on one rank of each node, whose answer counts for all of them.
-  virtual std::optional<Reach> finish_and_somewhere(Words& words, double deadline, const MayEndOnNode& /*may_end*/) {
-    return finish_and(words, deadline) ? std::optional(Reach::world) : std::nullopt;
-  }
 
   // Sets the value that travels with the words of the next begin_and, on Channels that carry values.
   virtual void put_value(const SmallValue&) {}

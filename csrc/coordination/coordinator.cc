@@ -12,7 +12,11 @@
 namespace ringtrain {
 namespace {
 
-constexpr double kQuietBeforeDeadlock_s = 1;
+// Work on GPUs is done in one order, that of the world: so NCCL's kernels are.
+bool has_gpu_work(const Announcements& announcements) {
+  return std::any_of(announcements.requests.begin(), announcements.requests.end(),
+                     [](const Announced& one) { return one.request.operation.is_on_gpu; });
+}
 
 // The last word of a round; a flag stays set only if it is set on every rank.
 enum Flags : uint64_t { kNothingNew = 1, kStaying = 2, kBlocked = 4 };
@@ -44,9 +48,14 @@ void Ready::add_bits_to(Words& words) const {
   for (size_t i = 0; i < std::min(bits_.size(), words.size()); ++i) words[i] |= bits_[i];
 }
 
-Coordinator::Coordinator(Channel& channel, Membership& membership, const Limits& limits)
+Coordinator::Coordinator(Channel& channel, Membership& membership, Blockage& blockage, const Limits& limits,
+                         int process_set)
     : channel_(channel),
       membership_(membership),
+      blockage_(blockage),
+      members_(membership.ranks(process_set)),
+      rank_(members_.at(static_cast<size_t>(channel.rank()))),
+      is_of_world_(process_set == 0),
       limits_(limits),
       cache_(limits.cache_capacity),
       ledger_(membership, {ask_s(limits), limits.stall_warning_s, limits.stall_shutdown_s}) {}
@@ -56,10 +65,8 @@ void Coordinator::begin_round(const News& news) {
   take_in(news.fresh, news.now);
   reannounce_overdue(news.now);
   is_leaving_ = news.is_leaving;
-  has_plans_of_world_ = news.has_plans_of_world;
   if (!news.whereabouts.empty()) whereabouts_ = news.whereabouts;
-  blockage_of_round_ = can_be_blocked(news.now) ? news.blockage : 0;
-  if (is_blockage(blockage_of_round_)) told_blockage_ = blockage_of_round_;
+  blockage_of_round_ = blockage_.to_tell(news.blockage, news.now);
   make_own_words(news.now);
   put_value();
   round_.clear();
@@ -72,37 +79,32 @@ Round* Coordinator::finish_round(double deadline) {
   if (stage_ != Stage::none && !settle(deadline)) return nullptr;
   if (ledger_.has_joins())
     for (const PlanPtr& plan : round_.plans) note_progress(*plan);
-  plans_to_carry_out_ += round_.plans.size();
+  blockage_.note_agreed(round_.plans.size());
   next_deadline_ = find_next_deadline();
   return &round_;
 }
 
 // Unless something is to be settled, the round is over.
 bool Coordinator::take_bits(double deadline) {
-  const std::optional<Reach> reach =
-      channel_.finish_and_somewhere(words_, deadline, [this](const Words& row) { return may_end_on_node(row); });
-  if (!reach) return false;
+  if (!channel_.finish_and(words_, deadline)) return false;
   stage_ = Stage::none;
-  round_.reach = *reach;
-  const bool is_of_world = *reach == Reach::world;
   const uint64_t flags = words_.back();
   words_.pop_back();
-  if (channel_.ends_on_nodes()) use_what_was_used_on_nodes(words_);
-  lateness_.hear(words_, *reach);
-  if (!is_of_world) keep_what_is_of_node(words_);
+  lateness_.hear(words_);
   uint64_t common = 0;
   int last = -1;
   for_each_bit(words_, [&](int slot) {
-    if (is_of_world) cache_.use(slot);
+    cache_.use(slot);
     ready_.drop(slot);
     last = slot;
     ++common;
   });
   ++rounds_;
-  rounds_on_node_ += !is_of_world;
   agreed_by_bit_ += common;
-  are_all_blocked_ = is_of_world && (flags & kBlocked) && common == 0;
-  if (!is_of_world || ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_)) {
+  are_all_blocked_ = (flags & kBlocked) && common == 0;
+  round_.closes_lanes = are_all_blocked_ && std::exchange(may_have_lanes_, may_have_lanes_ && !are_all_blocked_);
+  if (round_.closes_lanes) blockage_.forget_told();
+  if ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_) {
     plan(words_);
     if (common == 1) take_values(last);
     if (!round_.values.empty()) ++came_with_values_;
@@ -135,7 +137,7 @@ void Coordinator::drop_removed(std::vector<AgreementPtr>& agreements) const {
 void Coordinator::take_in(const std::vector<Fresh>& fresh, double now) {
   for (const auto& [request, value] : fresh) {
     const std::optional<int> slot = cache_.find(*request);
-    if (slot && !membership_.has_joined(request->operation.process_set, channel_.rank()))
+    if (slot && !membership_.has_joined(request->operation.process_set, rank_))
       ready_.add(*slot, {request, now, value});
     else
       to_announce_.push_back({request, now});
@@ -177,87 +179,37 @@ void Coordinator::reannounce_all_of(const std::set<int>& process_sets) {
 bool Coordinator::is_always_ready(int slot) const {
   if (!cache_.has(slot)) return false;
   const Operation& operation = cache_.at(slot)->operation;
-  if (!membership_.contains(operation.process_set, channel_.rank())) return true;
+  if (!membership_.contains(operation.process_set, rank_)) return true;
   if (is_of_participants(operation.kind)) {
     const std::vector<int> participants = participants_of(operation);
-    return !std::binary_search(participants.begin(), participants.end(), channel_.rank());
+    return !std::binary_search(participants.begin(), participants.end(), rank_);
   }
-  return membership_.has_joined(operation.process_set, channel_.rank()) && Ledger::can_join(operation);
+  return membership_.has_joined(operation.process_set, rank_) && Ledger::can_join(operation);
 }
 
-void Coordinator::find_sorts() {
-  sorts_.emplace();
-  for (int slot = 0; slot < cache_.slot_count(); ++slot) sort(slot);
+void Coordinator::find_always_ready() {
+  always_ready_.emplace();
+  for (int slot = 0; slot < cache_.slot_count(); ++slot) look_whether_always_ready(slot);
 }
 
-// An operation of a set in which ranks have joined is agreed on by all ranks: the Ledger counts its progress.
-void Coordinator::sort(int slot) {
-  if (!sorts_) return;
+void Coordinator::look_whether_always_ready(int slot) {
+  if (!always_ready_) return;
   const auto bit = static_cast<size_t>(slot);
-  const size_t words = words_for(static_cast<size_t>(cache_.slot_count()));
-  used_on_node_.resize(words);
-  for (Words* bits : {&sorts_->always_ready, &sorts_->of_node, &sorts_->across_nodes}) {
-    bits->resize(words);
-    clear_bit(*bits, bit);
-  }
-  if (is_always_ready(slot)) set_bit(sorts_->always_ready, bit);
-  if (!channel_.ends_on_nodes() || !cache_.has(slot)) return;
-  const int own_node = channel_.node_of(channel_.rank());
-  const Operation& operation = cache_.at(slot)->operation;
-  bool is_here = false, is_elsewhere = false;
-  const std::vector<int> participants = participants_of(operation);
-  for (const int rank : is_of_participants(operation.kind) ? participants : membership_.ranks(operation.process_set)) {
-    (channel_.node_of(rank) == own_node ? is_here : is_elsewhere) = true;
-    if (is_here && is_elsewhere) break;
-  }
-  const bool is_of_node = !is_elsewhere && membership_.joined(operation.process_set).empty();
-  if (is_here) set_bit(is_of_node ? sorts_->of_node : sorts_->across_nodes, bit);
-}
-
-// The row of all ranks of the node: it ends with the flags and begins with the bits.
-bool Coordinator::may_end_on_node(const Words& row) const {
-  constexpr uint64_t kNeeded = kNothingNew | kStaying;
-  const uint64_t flags = row.back();
-  if (has_plans_of_world_ || (flags & kNeeded) != kNeeded || (flags & kBlocked)) return false;
-  for (size_t i = 0; i < sorts_->across_nodes.size(); ++i)
-    if (row[i] & sorts_->across_nodes[i]) return false;
-  return true;
-}
-
-// Ranks of this node are always ready for what other nodes do.
-void Coordinator::keep_what_is_of_node(Words& bits) {
-  for (size_t i = 0; i < bits.size(); ++i) {
-    bits[i] &= sorts_->of_node[i];
-    used_on_node_[i] |= bits[i];
-  }
-}
-
-// Takes from the row of all ranks what was used since the last one, so that the caches of all ranks stay alike.
-void Coordinator::use_what_was_used_on_nodes(Words& row) {
-  Words used(row.end() - static_cast<std::ptrdiff_t>(used_on_node_.size()), row.end());
-  row.resize(row.size() - used.size());
-  if (round_.reach == Reach::node) return;
-  for (uint64_t& word : used) word = ~word;
-  for_each_bit(used, [&](int slot) {
-    if (slot >= cache_.slot_count() || !cache_.has(slot))
-      throw invalid_from(0, "the use of an operation that is not in the cache");
-    cache_.use(slot);
-  });
-  used_on_node_.assign(used_on_node_.size(), 0);
+  always_ready_->resize(words_for(static_cast<size_t>(cache_.slot_count())));
+  clear_bit(*always_ready_, bit);
+  if (is_always_ready(slot)) set_bit(*always_ready_, bit);
 }
 
 void Coordinator::make_own_words(double now) {
-  if (!sorts_) find_sorts();
-  words_.assign(sorts_->always_ready.size(), 0);
+  if (!always_ready_) find_always_ready();
+  words_.assign(always_ready_->size(), 0);
   ready_.add_bits_to(words_);
   lateness_.keep(words_);
-  for (size_t i = 0; i < words_.size(); ++i) words_[i] |= sorts_->always_ready[i];
+  for (size_t i = 0; i < words_.size(); ++i) words_[i] |= (*always_ready_)[i];
   lateness_.tell(words_);
-  if (channel_.ends_on_nodes())
-    for (const uint64_t word : used_on_node_) words_.push_back(~word);
   const bool has_news = !to_announce_.empty() || proposal_ || !whereabouts_.empty() || ledger_.next_deadline() <= now;
   words_.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying) |
-                   (is_blockage(blockage_of_round_) ? kBlocked : 0));
+                   (Blockage::is_odd(blockage_of_round_) ? kBlocked : 0));
 }
 
 // The whole latency of a single operation is time for which its caller waits.
@@ -280,7 +232,7 @@ void Coordinator::take_values(int slot) {
   const std::vector<int> source =
       is_transfer ? std::vector<int>{static_cast<int>(operation.numbers[0])} : std::vector<int>();
   for (const int rank : is_transfer ? source : membership_.ranks(operation.process_set)) {
-    const SmallValue* value = channel_.value_of(rank);
+    const SmallValue* value = channel_.value_of(place_of(rank));
     if (!value || value->slot != slot || value->bytes != operation.bytes()) return round_.values.clear();
     round_.values.push_back(value->data);
   }
@@ -305,7 +257,7 @@ std::vector<AgreementPtr> Coordinator::agreements_of(const Words& bits) const {
 void Coordinator::begin_to_settle() {
   agreements_ = agreements_of(words_);
   lateness_.forget();
-  if (are_all_blocked_) reannounce_all();
+  if (are_all_blocked_ && !round_.closes_lanes) reannounce_all();
   message_ = announcement();
   stage_ = Stage::announcements;
 }
@@ -320,7 +272,7 @@ bool Coordinator::settle(double deadline) {
   const std::optional<Bytes> decision = channel_.broadcast_until(deadline, message_);
   if (!decision) return false;
   stage_ = Stage::none;
-  for (AgreementPtr& agreement : apply_decision(read_decision(*decision, channel_.size(), membership_)))
+  for (AgreementPtr& agreement : apply_decision(read_decision(*decision, membership_)))
     agreements_.push_back(std::move(agreement));
   drop_removed(agreements_);
   round_.plans = fuse(std::exchange(agreements_, {}), limits_.fusion_threshold_bytes);
@@ -329,7 +281,7 @@ bool Coordinator::settle(double deadline) {
 
 std::vector<AgreementPtr> Coordinator::apply_decision(Decision decision) {
   for (const Agreement& agreement : decision.agreements)
-    require_own(agreement, own_request(agreement.operation), channel_.rank(), membership_);
+    require_own(agreement, own_request(agreement.operation), rank_, membership_);
   for_each_bit(decision.evicted, [&](int slot) {
     if (slot >= cache_.slot_count() || !cache_.has(slot))
       throw invalid_from(0, "the end of an operation that is not in the cache");
@@ -337,7 +289,7 @@ std::vector<AgreementPtr> Coordinator::apply_decision(Decision decision) {
     evict(slot);
   });
   for (const auto [process_set, rank] : decision.joined) membership_.join(process_set, rank);
-  if (!decision.joined.empty()) sorts_.reset();
+  if (!decision.joined.empty()) always_ready_.reset();
   std::vector<AgreementPtr> agreements;
   for (Agreement& agreement : decision.agreements) agreements.push_back(apply(std::move(agreement)));
   round_.left = std::move(decision.left);
@@ -359,14 +311,15 @@ Bytes Coordinator::announcement() {
     announced_[std::move(key)] = std::move(pending);
   }
   to_announce_.clear();
-  return writer.take(is_leaving_, blockage() == blockage_of_round_, std::exchange(whereabouts_, {}));
+  return writer.take(is_leaving_, blockage_.count() == blockage_of_round_, std::exchange(whereabouts_, {}));
 }
 
 Decision Coordinator::decide(const Gathered& gathered) {
   ledger_.begin_round();
   const double now = now_s();
   std::vector<int> ranks;
-  for (size_t place = 0; place < gathered.count(); ++place) ranks.push_back(channel_.rank_at(place));
+  for (size_t place = 0; place < gathered.count(); ++place)
+    ranks.push_back(members_[static_cast<size_t>(channel_.rank_at(place))]);
   Announcements announcements = read_announcements(gathered, ranks, membership_);
   Decision decision;
   decision.evicted.resize(words_for(static_cast<size_t>(cache_.slot_count())));
@@ -374,8 +327,12 @@ Decision Coordinator::decide(const Gathered& gathered) {
   for (auto& [rank, whereabouts] : announcements.whereabouts) ledger_.note_answer(rank, std::move(whereabouts));
   for (const Announced& announced : announcements.requests) note(announced, now, decision);
   decision.tuning = std::exchange(proposal_, std::nullopt);
+  if (!is_of_world_ && has_gpu_work(announcements)) {
+    decision.left = members_;
+    return decision;
+  }
   decision.agreements = ledger_.take_agreed();
-  const bool have_been_blocked = are_all_blocked_ && announcements.have_been_blocked;
+  const bool have_been_blocked = are_all_blocked_ && !round_.closes_lanes && announcements.have_been_blocked;
   if (decision.agreements.empty() && have_been_blocked) decision.agreements = ledger_.take_deadlocked();
   decision.question = ledger_.take_question(now);
   for (const std::string& warning : ledger_.take_warnings(now)) warn(warning);
@@ -430,11 +387,13 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
   if (operation.kind == OpKind::join) {
     membership_.end_join(operation.process_set);
     cache_.forget_plans();
-    sorts_.reset();
+    always_ready_.reset();
   }
   if (agreement.error == ErrorKind::none) {
-    if (operation.kind == OpKind::add_process_set || operation.kind == OpKind::open_process_set)
+    if (operation.kind == OpKind::add_process_set || operation.kind == OpKind::open_process_set) {
+      may_have_lanes_ = true;
       agreement.result = membership_.add({operation.numbers.begin(), operation.numbers.end()});
+    }
     if (operation.kind == OpKind::remove_process_set || operation.kind == OpKind::close_process_set)
       forget_process_set(static_cast<int>(operation.numbers.front()));
   }
@@ -449,12 +408,12 @@ void Coordinator::remember(const AgreementPtr& agreement, RequestPtr own) {
   const std::optional<int> slot = cache_.insert(agreement, std::move(own));
   if (!slot) return;
   reannounce(*slot);
-  sort(*slot);
+  look_whether_always_ready(*slot);
 }
 
 void Coordinator::evict(int slot) {
   cache_.evict(slot);
-  sort(slot);
+  look_whether_always_ready(slot);
 }
 
 void Coordinator::forget_process_set(int id) {
@@ -471,21 +430,21 @@ void Coordinator::forget_process_set(int id) {
   membership_.remove(id);
 }
 
-void Coordinator::note_carried_out(double now) {
-  --plans_to_carry_out_;
-  carried_out_s_ = now;
-  told_blockage_ = 0;
-}
-
-// A thread whose Handle has just been finished may still be about to go on.
-bool Coordinator::can_be_blocked(double now) const {
-  return plans_to_carry_out_ == 0 && now - carried_out_s_ >= kQuietBeforeDeadlock_s;
+std::vector<Fresh> Coordinator::take_pending() {
+  std::vector<Pending> pending = std::exchange(to_announce_, {});
+  for (int slot = 0; slot < cache_.slot_count(); ++slot)
+    if (ready_.has(slot)) pending.push_back(ready_.take(slot));
+  for (auto& [key, one] : announced_) pending.push_back(std::move(one));
+  announced_.clear();
+  std::stable_sort(pending.begin(), pending.end(),
+                   [](const Pending& one, const Pending& other) { return one.since < other.since; });
+  std::vector<Fresh> fresh;
+  for (Pending& one : pending) fresh.push_back({std::move(one.request), one.value});
+  return fresh;
 }
 
 double Coordinator::next_deadline() const {
-  const uint64_t now = blockage();
-  const bool will_tell = is_blockage(now) && now != told_blockage_ && plans_to_carry_out_ == 0;
-  return will_tell ? std::min(next_deadline_, carried_out_s_ + kQuietBeforeDeadlock_s) : next_deadline_;
+  return is_of_world_ ? std::min(next_deadline_, blockage_.next_deadline()) : next_deadline_;
 }
 
 double Coordinator::find_next_deadline() const {

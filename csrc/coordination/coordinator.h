@@ -1,15 +1,9 @@
-// Agrees with all ranks on what to do next. Touches no tensor memory and uses no transport but a Channel.
+// Agrees with all ranks of the world, or of a process set, on what to do next. Touches no tensor memory and uses no
+// transport but a Channel.
 //
 // A round: every rank sets the bits of the cached operations that it is ready for; one and_bits tells all which of them
 // are common. If somebody has something that is not cached, all announcements are gathered at rank 0, whose Ledger
 // decides, and its decision is broadcast. Agreed operations are fused into plans, alike on all ranks.
-//
-// Over several nodes a round may end on the node: it agrees on cached operations of ranks of this node alone, such as
-// the averages of an island of DiLoCo, and sends nothing to other nodes. A round that another node has begun does not,
-// nor one in which the ranks of the node have something new, leave, are blocked, have plans of rounds of the world left
-// (see backlog.h), or are all ready for an operation that ranks of other nodes take part in. All ranks of a node take
-// part in the same rounds, in the same order, and all ranks of the world in the same rounds of the world. Only these
-// change what all ranks have alike: the cache, its order of use, and the membership.
 //
 // A deadlock is certain when all ranks are blocked at one moment: every thread that could submit something waits, and
 // nothing that was agreed on is left to be carried out. Each rank sets a bit if it is blocked as it begins the round,
@@ -19,6 +13,7 @@
 // nothing ever will be. So nobody's word has to be kept, or taken back, from one round to the next.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -30,6 +25,7 @@
 #include "base/clock.h"
 #include "base/options.h"
 #include "base/thread_annotations.h"
+#include "coordination/blockage.h"
 #include "coordination/channel.h"
 #include "coordination/ledger.h"
 #include "coordination/membership.h"
@@ -54,14 +50,13 @@ class Lateness {
     for (const uint64_t word : own_) row.push_back(~word);
   }
 
-  // Takes from the row what was appended, so that the common bits stay. A row of this node does not have the bits of
-  // other nodes: those that were set before still are.
-  void hear(Words& row, Reach reach) {
+  // Takes from the row what was appended, so that the common bits stay.
+  void hear(Words& row) {
     const size_t size = own_.size();
     own_before_.resize(size);
     some_before_.resize(size);
     for (size_t i = 0; i < size; ++i) {
-      const uint64_t common = row[i], some = ~row[size + i] | (reach == Reach::node ? some_before_[i] : 0);
+      const uint64_t common = row[i], some = ~row[size + i];
       came_last_ += static_cast<uint64_t>(__builtin_popcountll(common & own_[i] & ~own_before_[i] & some_before_[i]));
       own_before_[i] = own_[i] & ~common;
       some_before_[i] = some & ~common;
@@ -126,9 +121,9 @@ class Ready {
 
 // The statement of this rank in one round.
 struct Round {
-  Reach reach = Reach::world;
   std::vector<PlanPtr> plans;
   std::vector<int> left;         // ranks that leave; nobody comes to another round
+  bool closes_lanes = false;     // all ranks are blocked: what is pending in lanes is to be judged here
   std::string question;          // not empty: something waits for long, and each rank is to say where its threads are
   std::optional<Tuning> tuning;  // to be used from now on, first for these plans
   // Of each rank of the process set, or of the source of a transfer, if there is one plan and its only tensor travelled
@@ -138,8 +133,8 @@ struct Round {
   // Keeps the memory for the next round.
   void clear() {
     plans.clear();
-    reach = Reach::world;
     left.clear();
+    closes_lanes = false;
     question.clear();
     tuning.reset();
     values.clear();
@@ -161,18 +156,18 @@ class Coordinator {
     double stall_shutdown_s = 600;  // 0: never
   };
 
-  // `channel` and `membership` outlive this. The membership changes by what is agreed.
-  Coordinator(Channel& channel, Membership& membership, const Limits& limits);
+  // Agrees on the operations of one process set, its lane; of set 0, those of the world and of all process sets without
+  // a lane. `channel`: between its ranks. All but the limits outlives this. The membership changes by what is agreed.
+  Coordinator(Channel& channel, Membership& membership, Blockage& blockage, const Limits& limits, int process_set = 0);
 
   // The input of a rank to a round. In this order: a blocked thread has submitted what it waits for, so `fresh`,
   // taken afterwards, has it.
   struct News {
-    uint64_t blockage;         // blockage() before `fresh` was taken
+    uint64_t blockage;         // Blockage::count() before `fresh` was taken; 0 in a lane
     std::vector<Fresh> fresh;  // since the last round
     bool is_leaving;
     double now = now_s();
-    std::string whereabouts = {};     // the answer to the last Round::question, once; empty: none
-    bool has_plans_of_world = false;  // Backlog::has_plans_of_world()
+    std::string whereabouts = {};  // the answer to the last Round::question, once; empty: none
   };
 
   // A round in two halves; all ranks go through equally many. finish_round waits for the other ranks until `deadline`;
@@ -182,52 +177,53 @@ class Coordinator {
   bool is_in_round() const REQUIRES(turn) { return stage_ != Stage::none; }
   Round* finish_round(double deadline) REQUIRES(turn);
 
-  // One of the plans that were agreed on is done.
-  void note_carried_out(double now = now_s()) REQUIRES(turn);
-
-  // Any thread, one at a time. Whether every thread of this rank that could submit something waits. If nothing is
-  // carried out for a second, this rank comes to a round to tell; when all do so, everything that is pending fails.
-  void say_blocked(bool is_blocked) {
-    if (is_blocked != is_blockage(blockage_)) ++blockage_;
-  }
-  // Any thread. Counts how often that has begun or ended.
-  uint64_t blockage() const { return blockage_; }
+  // All that waits for other ranks, the oldest first, when no more rounds come.
+  std::vector<Fresh> take_pending() REQUIRES(turn);
 
   // Rank 0: has all ranks change to this in the next round.
   void propose(const Tuning& tuning) REQUIRES(turn) { proposal_ = tuning; }
 
   // Any thread. How much there was to agree on so far.
   struct Counts {
-    uint64_t rounds, rounds_on_node, agreed_by_bit, announced, came_last, came_with_values;
+    uint64_t rounds, agreed_by_bit, announced, came_last, came_with_values;
+
+    Counts& operator+=(const Counts& other) {
+      rounds += other.rounds;
+      agreed_by_bit += other.agreed_by_bit;
+      announced += other.announced;
+      came_last += other.came_last;
+      came_with_values += other.came_with_values;
+      return *this;
+    }
   };
   Counts counts() const {
-    return {rounds_, rounds_on_node_, agreed_by_bit_, announced_in_full_, lateness_.came_last(), came_with_values_};
+    return {rounds_, agreed_by_bit_, announced_in_full_, lateness_.came_last(), came_with_values_};
   }
 
   // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
   double next_deadline() const REQUIRES(turn);
 
  private:
+  // Of a member, in the channel.
+  int place_of(int rank) const {
+    return static_cast<int>(std::lower_bound(members_.begin(), members_.end(), rank) - members_.begin());
+  }
+
   void take_in(const std::vector<Fresh>& fresh, double now);
   void reannounce_overdue(double now);
   void reannounce(int slot);
   void reannounce_all();
   void reannounce_all_of(const std::set<int>& process_sets);
   double find_next_deadline() const;
-  static bool is_blockage(uint64_t count) { return count % 2 == 1; }
-  bool can_be_blocked(double now) const;
   // After how many seconds a bit is announced in full, and the ranks are asked.
   static double ask_s(const Limits& limits);
   void note_progress(const Plan& plan);
   void drop_removed(std::vector<AgreementPtr>& agreements) const;
 
   void make_own_words(double now);
-  void find_sorts();
-  void sort(int slot);
+  void find_always_ready();
+  void look_whether_always_ready(int slot);
   bool is_always_ready(int slot) const;
-  bool may_end_on_node(const Words& row) const;
-  void keep_what_is_of_node(Words& bits);
-  void use_what_was_used_on_nodes(Words& row);
   void put_value();
   void take_values(int slot);
   AgreementPtr agreement_of(int slot) const;
@@ -254,6 +250,10 @@ class Coordinator {
 
   Channel& channel_;
   Membership& membership_;
+  Blockage& blockage_;
+  const std::vector<int> members_;
+  const int rank_;  // this one, of the world
+  const bool is_of_world_;
   Limits limits_;
   PlanCache cache_;
   Ledger ledger_;
@@ -261,29 +261,20 @@ class Coordinator {
   std::vector<Pending> to_announce_;  // in the next round that gathers
   std::map<Key, Pending> announced_;  // in full, not agreed yet
   bool has_just_joined_ = false;      // the next round can agree on what the others wait for
-  // Bits of cached operations that do not wait for this rank; of those of ranks of this node alone, on which a round
-  // that ends on the node may agree; and of those of ranks of this node and of others.
-  struct Sorts {
-    Words always_ready, of_node, across_nodes;
-  };
-  std::optional<Sorts> sorts_;  // nothing when they must be found again
-  Words used_on_node_;          // bits of what rounds on the node have agreed on since the last round of the world
+  // Bits of cached operations that do not wait for this rank; nothing when they must be found again.
+  std::optional<Words> always_ready_;
   Lateness lateness_;
   std::optional<Tuning> proposal_;
   double next_deadline_ = std::numeric_limits<double>::infinity();
 
-  std::atomic<uint64_t> blockage_{0};  // odd: this rank is blocked
-  uint64_t told_blockage_ = 0;         // the last one of which all ranks have been told; 0: none since the last plan
-  size_t plans_to_carry_out_ = 0;
-  double carried_out_s_ = now_s();  // when the last plan was
+  bool may_have_lanes_ = false;  // some process set has, on any rank
 
-  std::atomic<uint64_t> rounds_{0}, rounds_on_node_{0}, agreed_by_bit_{0}, announced_in_full_{0}, came_with_values_{0};
+  std::atomic<uint64_t> rounds_{0}, agreed_by_bit_{0}, announced_in_full_{0}, came_with_values_{0};
 
   // Of the round under way.
   Stage stage_ = Stage::none;
   bool is_leaving_ = false;
   std::string whereabouts_;
-  bool has_plans_of_world_ = false;
   uint64_t blockage_of_round_ = 0;  // as the round began
   bool are_all_blocked_ = false;    // as each of them began the round
   Words words_;

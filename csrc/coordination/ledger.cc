@@ -233,7 +233,8 @@ bool Ledger::is_complete(const Key& key, const Entry& entry) const {
 
 RankSet Ledger::ended_members(const Key& key, const Entry& entry) const {
   RankSet ended;
-  const auto end = entries_.find({kWorld, kEndName});
+  auto end = entries_.find({key.first, kEndName});  // in the lane of a process set
+  if (end == entries_.end()) end = entries_.find({kWorld, kEndName});
   if (end == entries_.end() || is_end(key)) return ended;
   const OpKind kind = first_of(entry).kind;
   if (kind == OpKind::close_process_set || kind == OpKind::find_sender) return ended;

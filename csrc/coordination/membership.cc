@@ -16,6 +16,12 @@ int Membership::add(std::vector<int> ranks) {
   return next_id_++;
 }
 
+Membership Membership::of(int id) const {
+  Membership some(world_size());
+  some.sets_[id].ranks = ranks(id);
+  return some;
+}
+
 int Membership::place(int id, int rank) const {
   const auto found = sets_.find(id);
   if (found == sets_.end()) return -1;

@@ -13,8 +13,11 @@ class Membership {
 
   // The id of the new set. `ranks`: ascending.
   int add(std::vector<int> ranks);
+  // The world and one of its sets, without those that have joined.
+  Membership of(int id) const;
   void remove(int id) { sets_.erase(id); }
 
+  int world_size() const { return static_cast<int>(ranks(0).size()); }
   bool has(int id) const { return sets_.count(id) != 0; }
   bool contains(int id, int rank) const { return place(id, rank) >= 0; }
   const std::vector<int>& ranks(int id) const { return sets_.at(id).ranks; }

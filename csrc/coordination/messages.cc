@@ -75,7 +75,7 @@ class AnnouncementsReader {
     read_from(rank, "an announcement", [&] {
       Reader reader(message, requests.empty() ? 0 : requests.back().end);
       while (reader.get<bool>()) {
-        all_.requests.push_back({read_request(reader, static_cast<int>(ranks_.size())), {}, 0, kLongest_s});
+        all_.requests.push_back({read_request(reader, membership_.world_size()), {}, 0, kLongest_s});
         requests.push_back({all_.requests.size() - 1, reader.bytes_read()});
       }
       if (reader.get<bool>()) all_.leaving.push_back(rank);
@@ -166,7 +166,8 @@ Bytes to_bytes(const Decision& decision) {
   return writer.take();
 }
 
-Decision read_decision(const Bytes& bytes, int world_size, const Membership& membership) {
+Decision read_decision(const Bytes& bytes, const Membership& membership) {
+  const int world_size = membership.world_size();
   return read_from(0, "a decision", [&] {
     Reader reader(bytes);
     Decision decision;

@@ -67,7 +67,7 @@ struct Decision {
 };
 Bytes to_bytes(const Decision& decision);
 // Throws failure, naming rank 0, for what no rank of this version sends.
-Decision read_decision(const Bytes& bytes, int world_size, const Membership& membership);
+Decision read_decision(const Bytes& bytes, const Membership& membership);
 
 // Throws failure, naming rank 0, unless the agreement is about what this rank has asked for. `own`: null if `rank`,
 // this one, has not announced it.

@@ -163,8 +163,7 @@ void require_valid(const Operation& operation, int world_size) {
   const std::vector<int64_t>& numbers = operation.numbers;
   require((operation.name == kJoinName) == (operation.kind == OpKind::join), "the name of another kind of operation");
   require(!operation.is_weighted || can_be_weighted(operation), "a weight, which is for averages of floats");
-  require(operation.name != kEndName || (operation.kind == OpKind::barrier && operation.process_set == 0),
-          "the name of the barrier at the end");
+  require(operation.name != kEndName || operation.kind == OpKind::barrier, "the name of the barrier at the end");
   switch (operation.kind) {
     case OpKind::allgather:
     case OpKind::alltoall:

@@ -12,33 +12,33 @@ namespace ringtrain {
 char* ShmChannel::begin() {
   const uint32_t number = exchanges_.load(std::memory_order_relaxed) + 1;
   exchanges_.store(number, std::memory_order_relaxed);
-  return node_.board(rank(), static_cast<int>(number % 2));
+  return boards_.board(rank(), static_cast<int>(number % 2));
 }
 
 void ShmChannel::publish() {
-  node_.posted(rank()).publish(exchanges_.load(std::memory_order_relaxed));
+  boards_.posted(rank()).publish(exchanges_.load(std::memory_order_relaxed));
   waits_since_s_ = 0;
 }
 
 const char* ShmChannel::board(int member) {
-  return node_.board(member, static_cast<int>(exchanges_.load(std::memory_order_relaxed) % 2));
+  return boards_.board(member, static_cast<int>(exchanges_.load(std::memory_order_relaxed) % 2));
 }
 
-bool ShmChannel::have_all_come() const {
+bool ShmChannel::have_all_come() {
   const uint32_t number = exchanges_.load(std::memory_order_relaxed);
   for (int i = 1; i < size(); ++i)
-    if (!node_.posted((rank() + i) % size()).reached(number)) return false;
+    if (!boards_.posted((rank() + i) % size()).reached(number)) return false;
   return true;
 }
 
 // Ranks that work come by themselves in a moment; only then it is worth waking those that do not.
 bool ShmChannel::wait_for_all(double deadline) {
   constexpr double kPatience_s = 150e-6;
-  if (waiter_.is_quick([&] { return have_all_come(); })) return true;
+  if (waiter_.is_quick([&] { return have_all_come(); }, &watch_)) return true;
   if (wait_patiently_for_all(std::min(deadline, now_s() + kPatience_s))) return true;
   const uint32_t number = exchanges_.load(std::memory_order_relaxed);
   for (int member = 0; member < size(); ++member)
-    if (!node_.posted(member).reached(number)) node_.doorbell(member).ring();
+    if (!boards_.posted(member).reached(number)) doorbells_[static_cast<size_t>(member)]->ring();
   return wait_patiently_for_all(deadline);
 }
 
@@ -46,14 +46,14 @@ bool ShmChannel::wait_patiently_for_all(double deadline) {
   if (waits_since_s_ == 0) waits_since_s_ = now_s();
   const uint32_t number = exchanges_.load(std::memory_order_relaxed);
   for (int member = 0; member < size(); ++member)
-    if (!waiter_.wait_patiently(node_.posted(member), number, &watch_, {waits_since_s_, deadline})) return false;
+    if (!waiter_.wait_patiently(boards_.posted(member), number, &watch_, {waits_since_s_, deadline})) return false;
   return true;
 }
 
 bool ShmChannel::is_called() {
   const uint32_t next = exchanges_.load(std::memory_order_relaxed) + 1;
   for (int member = 0; member < size(); ++member)
-    if (node_.posted(member).reached(next)) return true;
+    if (boards_.posted(member).reached(next)) return true;
   return false;
 }
 

@@ -4,18 +4,20 @@
 
 #include <atomic>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/wait.h"
 #include "coordination/channel.h"
-#include "memory/node.h"
+#include "memory/boards.h"
 
 namespace ringtrain {
 
 class ShmChannel final : public Channel {
  public:
-  // `node` and `watch` outlive this.
-  ShmChannel(Node& node, Watch& watch) : Channel(node.index(), node.size()), node_(node), watch_(watch) {}
+  // `doorbells`: of each member. All else outlives this.
+  ShmChannel(Boards boards, int member, std::vector<Flag*> doorbells, Watch& watch)
+      : Channel(member, boards.size()), boards_(boards), doorbells_(std::move(doorbells)), watch_(watch) {}
 
   void begin_and(const Words& words) override;
   bool finish_and(Words& words, double deadline) override;
@@ -34,13 +36,13 @@ class ShmChannel final : public Channel {
   // come. The boards stay as they are until this rank's next exchange.
   char* begin();
   void publish();
-  bool have_all_come() const;
+  bool have_all_come();
   bool wait_for_all(double deadline);
   bool wait_patiently_for_all(double deadline);
   const char* board(int member);
   // Behind them there is room for a value.
-  size_t words_of_board() const { return (node_.board_bytes() - sizeof(SmallValue)) / sizeof(uint64_t); }
-  size_t part_bytes() const { return node_.board_bytes() - sizeof(uint64_t); }
+  size_t words_of_board() const { return (boards_.board_bytes() - sizeof(SmallValue)) / sizeof(uint64_t); }
+  size_t part_bytes() const { return boards_.board_bytes() - sizeof(uint64_t); }
   void publish_words(const Words& words, size_t first);
   void and_with_boards(Words& words, size_t first);
   // The messages of the first `kept` members: all go through the same exchanges, and read no more than they need.
@@ -48,7 +50,8 @@ class ShmChannel final : public Channel {
   void publish_part(const Bytes& mine);
   void read_parts();
 
-  Node& node_;
+  Boards boards_;
+  const std::vector<Flag*> doorbells_;
   Watch& watch_;
   Waiter waiter_;
   SmallValue value_;

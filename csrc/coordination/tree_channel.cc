@@ -132,27 +132,19 @@ NodeChannel::NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std:
   }
 }
 
-bool NodeChannel::finish_and(Words& words, double deadline) {
-  finish_and_somewhere(words, deadline, [](const Words&) { return false; });
-  return true;
-}
-
-// The leader's result is empty where the exchange ends on the node: the others have the words of the node already.
-std::optional<Reach> NodeChannel::finish_and_somewhere(Words& words, double, const MayEndOnNode& may_end) {
+bool NodeChannel::finish_and(Words& words, double) {
   node_->finish_and(words, std::numeric_limits<double>::infinity());
-  was_across_ = cross_ && (cross_->is_called() || !may_end(words));
   Bytes result;
-  if (was_across_) {
+  if (cross_) {
     cross_->and_bits(words);
     const char* begin = reinterpret_cast<const char*>(words.data());
     result.assign(begin, begin + words.size() * sizeof(uint64_t));
   }
   result = node_->broadcast(result);
-  if (result.empty()) return Reach::node;
   if (result.size() != words.size() * sizeof(uint64_t))
     throw failure("the first rank of this node has sent another number of words than a round has");
   std::memcpy(words.data(), result.data(), result.size());
-  return Reach::world;
+  return true;
 }
 
 Gathered NodeChannel::gather(const Bytes& mine) {

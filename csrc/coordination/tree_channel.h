@@ -70,11 +70,10 @@ class TreeChannel final : public Channel {
 };
 
 // A Channel over several nodes, made of Channels: shared memory inside each node, a tree between the first ranks of the
-// nodes, who are called leaders. The leader decides whether an exchange of bits ends on its node: it alone hears other
-// nodes.
+// nodes, who are called leaders and alone hear other nodes.
 class NodeChannel final : public Channel {
  public:
-  // `ranks_of_node[n]`: ranks of the world on node n, ascending; rank 0 is on node 0. `cross`: between the leaders, in
+  // `ranks_of_node[n]`: the ranks on node n, ascending; rank 0 is on node 0. `cross`: between the leaders, in
   // the order of nodes; null on all other ranks. It carries values only where each node has one rank.
   NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<TreeChannel> cross,
               const std::vector<std::vector<int>>& ranks_of_node);
@@ -84,10 +83,9 @@ class NodeChannel final : public Channel {
   void put_value(const SmallValue& value) override {
     if (cross_) cross_->put_value(value);
   }
-  const SmallValue* value_of(int rank) override { return was_across_ ? cross_->value_of(node_of(rank)) : nullptr; }
-  bool ends_on_nodes() const override { return true; }
-  int node_of(int rank) const override { return node_of_rank_[static_cast<size_t>(rank)]; }
-  std::optional<Reach> finish_and_somewhere(Words& words, double deadline, const MayEndOnNode& may_end) override;
+  const SmallValue* value_of(int rank) override {
+    return cross_ ? cross_->value_of(node_of_rank_[static_cast<size_t>(rank)]) : nullptr;
+  }
   Gathered gather(const Bytes& mine) override;
   int rank_at(size_t place) const override { return ranks_[place]; }
   Bytes broadcast(const Bytes& mine) override;
@@ -99,7 +97,6 @@ class NodeChannel final : public Channel {
   const std::unique_ptr<TreeChannel> cross_;
   std::vector<int> ranks_;  // node by node
   std::vector<int> node_of_rank_;
-  bool was_across_ = false;  // the last exchange of bits, for this rank
 };
 
 }  // namespace ringtrain

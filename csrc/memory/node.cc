@@ -9,8 +9,6 @@
 namespace ringtrain {
 namespace {
 
-size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 bool is_stopped(int64_t pid) {
   std::string stat;
   std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), stat);
@@ -21,17 +19,12 @@ bool is_stopped(int64_t pid) {
 }  // namespace
 
 size_t Node::bytes(int size, size_t board_bytes) {
-  return static_cast<size_t>(size) * (sizeof(Control) + 2 * padded(board_bytes));
+  return static_cast<size_t>(size) * sizeof(Control) + Boards::bytes(size, board_bytes);
 }
 
 Node::Node(SharedSegment segment, int index, std::vector<RankName> members, size_t board_bytes)
-    : segment_(std::move(segment)), index_(index), members_(std::move(members)), board_bytes_(padded(board_bytes)) {
+    : segment_(std::move(segment)), index_(index), members_(std::move(members)), board_bytes_(board_bytes) {
   hold_life_lock(segment_.descriptor(), index_);
-}
-
-char* Node::board(int member, int parity) {
-  char* first = segment_.data() + members_.size() * sizeof(Control);
-  return first + static_cast<size_t>(2 * member + parity) * board_bytes_;
 }
 
 void Node::say_last_words(ErrorKind kind, const std::string& message) {

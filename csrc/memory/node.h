@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/placement.h"
 #include "base/wait.h"
+#include "memory/boards.h"
 #include "memory/shm.h"
 
 namespace ringtrain {
@@ -25,14 +26,11 @@ class Node final : public NewsSource {
 
   int index() const { return index_; }
   int size() const { return static_cast<int>(members_.size()); }
-  size_t board_bytes() const { return board_bytes_; }
 
   // Any thread. A doorbell only wakes; what there is to do stands elsewhere.
   Flag& doorbell(int member) { return control(member).doorbell; }
-  // Counts what `member` has put on its boards. Written by that member only.
-  Flag& posted(int member) { return control(member).posted; }
-  // Two boards each, used in turn. Written by that member only.
-  char* board(int member, int parity);
+  // Those of all members, in this segment.
+  Boards boards() { return {segment_.data() + members_.size() * sizeof(Control), size(), board_bytes_}; }
 
   // Tells the others why this rank cannot go on. The words of the first member that says some count.
   void say_last_words(ErrorKind kind, const std::string& message);
@@ -57,7 +55,6 @@ class Node final : public NewsSource {
 
   struct Control {
     alignas(64) Flag doorbell;
-    alignas(64) Flag posted;
     alignas(64) std::atomic<double> looked_s;  // when it last looked around, on the clock of base/clock.h
     std::atomic<uint32_t> has_left;
     std::atomic<uint32_t> first_to_fail;  // of member 0, for all: its number + 1; 0: nobody has failed

@@ -44,7 +44,7 @@ class Endpoint {
   // advance() returns how many messages of a stream are over.
   template <typename Advance>
   void wait_for_some(Advance advance, Pace& pace) {
-    waiter_.poll_stream(advance, pace, watch_, [&](double pause_s) { network_->sleep(pause_s, kNever_s); });
+    waiter_.poll_stream(advance, pace, watch_, [&](double pause_s) { network_->sleep(pause_s, kNever_s, watch_); });
   }
 
   // Messages in memory of their own, which may be longer under way than their sender or receiver lives.
@@ -64,7 +64,7 @@ class Endpoint {
  private:
   template <typename Ready>
   void wait_until(Ready ready, double longest_s) {
-    waiter_.poll(ready, watch_, [&](double pause_s) { network_->sleep(pause_s, longest_s); });
+    waiter_.poll(ready, watch_, [&](double pause_s) { network_->sleep(pause_s, longest_s, watch_); });
   }
   template <typename Ready>
   bool comes_true(Ready ready, double longest_s);

@@ -1,16 +1,25 @@
 #include "network/network.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
+#include "base/descriptor.h"
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/wait.h"
 
 namespace ringtrain {
+namespace {
+
+// Of a thread, since several of them may each be in the middle of an operation.
+thread_local std::shared_ptr<const void> lent;
+
+}  // namespace
 
 NetworkRequest& NetworkRequest::operator=(NetworkRequest&& other) noexcept {
   std::swap(network_, other.network_);
@@ -26,11 +35,11 @@ NetworkRequest::~NetworkRequest() {
 
 Network::Lending::Lending(Network* network, std::shared_ptr<const void> memory)
     : network_(network), before_(std::move(memory)) {
-  if (network_) std::swap(network_->lent_, before_);
+  if (network_) std::swap(lent, before_);
 }
 
 Network::Lending::~Lending() {
-  if (network_) std::swap(network_->lent_, before_);
+  if (network_) std::swap(lent, before_);
 }
 
 NetworkRequest Network::begun(uint64_t handle, Kind kind) {
@@ -38,22 +47,43 @@ NetworkRequest Network::begun(uint64_t handle, Kind kind) {
   request.network_ = this;
   request.handle_ = handle;
   request.can_be_cancelled_ = kind == Kind::message;
-  request.memory_ = lent_;
+  request.memory_ = lent;
   return request;
 }
 
-void Network::keep_lent() { keep_for_ever(lent_); }
+void Network::keep_lent() { keep_for_ever(lent); }
 
 void Network::keep(const NetworkRequest& request) const {
   if (!lets_go_at_once()) keep_for_ever(request.memory_);
 }
 
-void Network::sleep(double pause_s, double longest_s) const {
+// Whoever looks first takes what has come for others, too, so that their descriptor is not readable when they sleep.
+void Network::sleep(double pause_s, double longest_s, Watch* watch) {
   constexpr double kMoment_s = 0.02;
-  if (descriptor() < 0) return Waiter::nap(pause_s);
-  const timespec moment = {0, static_cast<long>(std::clamp(longest_s, 0.0, kMoment_s) * 1e9)};
-  pollfd waiting = {descriptor(), POLLIN, 0};
-  ppoll(&waiting, 1, &moment, nullptr);
+  if (descriptor() < 0) {
+    const Aside aside(watch);
+    return Waiter::nap(pause_s);
+  }
+  thread_local const Descriptor event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  sleepers_.push_back(event.number());
+  {
+    const Aside aside(watch);
+    const timespec moment = {0, static_cast<long>(std::clamp(longest_s, 0.0, kMoment_s) * 1e9)};
+    std::array<pollfd, 2> waiting = {pollfd{descriptor(), POLLIN, 0}, pollfd{event.number(), POLLIN, 0}};
+    ppoll(waiting.data(), waiting.size(), &moment, nullptr);
+  }
+  const auto own = std::find(sleepers_.begin(), sleepers_.end(), event.number());
+  if (own != sleepers_.end()) {
+    sleepers_.erase(own);
+  } else {
+    eventfd_t count;
+    eventfd_read(event.number(), &count);
+  }
+}
+
+void Network::wake_sleepers() {
+  for (const int event : sleepers_) eventfd_write(event, 1);
+  sleepers_.clear();
 }
 
 bool Network::test(NetworkRequest& request) {

@@ -46,8 +46,9 @@ class Network {
  public:
   virtual ~Network();
 
-  // As long as it lives, requests that are started own `memory`, which holds all that they are given addresses in. Only
-  // the arrays of the user are not part of it: record/handle.h asks whether `memory` is still there before they go.
+  // As long as it lives, requests that its thread starts own `memory`, which holds all that they are given addresses
+  // in. Only the arrays of the user are not part of it: record/handle.h asks whether `memory` is still there before
+  // they go.
   class Lending {
    public:
     Lending(Network* network, std::shared_ptr<const void> memory);  // null: there is no Network
@@ -80,7 +81,8 @@ class Network {
   // Readable when there may be something to do; negative: one has to look.
   virtual int descriptor() const { return -1; }
   // Sleeps until there may be something to do: for `pause_s` where one has to look, else for `longest_s` or a moment.
-  void sleep(double pause_s, double longest_s) const;
+  // Other threads work meanwhile. `watch` may be null.
+  void sleep(double pause_s, double longest_s, Watch* watch);
 
   // Null where the Network only carries messages.
   virtual LibraryCollectives* collectives() { return nullptr; }
@@ -91,6 +93,8 @@ class Network {
   NetworkRequest begun(uint64_t handle, Kind kind);
   // The memory lent to one that may have begun all the same.
   void keep_lent();
+  // Called where messages have come or left: wakes threads that sleep, which may wait for these.
+  void wake_sleepers();
   // Looks at those that nobody waits for any more.
   void forget_ended() noexcept;
 
@@ -107,8 +111,8 @@ class Network {
 
   void abandon(NetworkRequest request) noexcept;
 
-  std::shared_ptr<const void> lent_;
   std::vector<NetworkRequest> abandoned_;
+  std::vector<int> sleepers_;  // of each thread that sleeps: the descriptor of an event that wakes it
 };
 
 // Ranks that call the library's collectives together. Calls return at once, as those of the Network do, which outlives

@@ -37,11 +37,12 @@ void Poller::bury(std::unique_ptr<Watched> watched) {
   buried_.push_back(std::move(watched));
 }
 
-void Poller::run() {
+bool Poller::run() {
   constexpr int kMost = 64;
   epoll_event events[kMost];
   std::exception_ptr first;
   int count;
+  bool was_ready = false;
   do {
     count = epoll_wait(epoll_.number(), events, kMost, 0);
     for (int i = 0; i < count; ++i) {
@@ -54,8 +55,10 @@ void Poller::run() {
       }
     }
     buried_.clear();
+    was_ready |= count > 0;
   } while (count == kMost && !first);
   if (first) std::rethrow_exception(first);
+  return was_ready;
 }
 
 }  // namespace ringtrain

@@ -35,8 +35,8 @@ class Poller {
   void bury(std::unique_ptr<Watched> watched);
 
   // Calls those that are ready, without waiting. If one of them throws, the others are called before this throws that:
-  // a listener without descriptors keeps nobody else waiting.
-  void run();
+  // a listener without descriptors keeps nobody else waiting. Returns whether one was.
+  bool run();
 
  private:
   void control(int operation, int socket, Watched& watched, bool for_writing);

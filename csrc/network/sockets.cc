@@ -257,7 +257,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   // --------------------------------------------------------------------------------------------------- what is ready
 
   void progress() {
-    poller_.run();
+    if (poller_.run()) wake_sleepers();
     connector_.look();
     if (!leaving_.empty()) note_left();
   }

@@ -53,6 +53,10 @@ class Handle {
   // it must not throw.
   void on_done(std::function<void()> callback);
 
+  // Of the operation: whose lane finishes it. Set before anybody waits.
+  int process_set() const { return process_set_; }
+  void set_process_set(int id) { process_set_ = id; }
+
   // Once.
   void finish(Result result) REQUIRES(turn);
   void fail(ErrorKind kind, const std::string& message) REQUIRES(turn);
@@ -62,6 +66,7 @@ class Handle {
  private:
   void publish();
 
+  int process_set_ = 0;
   // Written before done_, read after it.
   Result result_;
   std::weak_ptr<const void> loan_;

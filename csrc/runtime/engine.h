@@ -1,46 +1,45 @@
-// One per process at a time: owns everything of the core but Resources, and the thread that does the work.
-//
-// The work goes on in turns: take what is new, negotiate one round, carry out the most urgent plan. One thread at a
-// time may take turns. Usually that is the engine's own, which sleeps on a bell until a caller submits something or
-// another rank asks for a round. But a caller that waits for a Handle while nobody is at work takes the turns itself
-// until it has what it waits for: a small operation would otherwise pay for two hand-overs between threads. See
-// waiting_callers.h for what becomes of several.
+// One per process at a time: owns everything of the core but Resources, and the lanes in which the work is done, one
+// for the world and one for each process set. See lane.h.
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
-#include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/options.h"
 #include "base/thread_annotations.h"
-#include "coordination/backlog.h"
+#include "coordination/blockage.h"
 #include "coordination/coordinator.h"
-#include "runtime/autotune.h"
 #include "runtime/executor.h"
 #include "runtime/fabric.h"
 #include "runtime/gpus.h"
 #include "runtime/inbox.h"
+#include "runtime/lane.h"
+#include "runtime/lookout.h"
 #include "runtime/process_sets.h"
 #include "runtime/resources.h"
 #include "runtime/waiting_callers.h"
 
 namespace ringtrain {
 
-class Engine {
+class Engine final : private Lane::Owner {
  public:
-  // Whether the waiting caller has to return (a signal has come). Called by the thread that waits.
-  using Interrupt = std::function<bool()>;
+  using Interrupt = ringtrain::Interrupt;
 
   // All ranks of the world at the same time. Throws what made it impossible.
   Engine(World world, Options options, std::shared_ptr<Resources> resources);
   // As shutdown().
-  ~Engine();
+  ~Engine() override;
 
-  // Any thread. Does not wake the engine if the caller is going to wait for the Handle at once.
+  // Any thread. Wakes nobody if the caller is going to wait for the Handle at once.
   enum class Caller { goes_on, waits };
   std::shared_ptr<Handle> submit(SubmissionPtr submission, Caller caller);
   // Any thread: whether it is done, after at most `timeout_s`, or a little later if that falls into an operation. If an
@@ -63,11 +62,12 @@ class Engine {
   // long: on a thread that has the turn, so it must not wait. Its argument says what waits for which ranks.
   void on_question(std::function<void(const std::string&)> ask);
   // Any thread. The answer of this rank: "in load() at train.py:17".
-  void answer(std::string whereabouts);
+  void answer(const std::string& whereabouts);
   // Any thread. The last operations, and sums over all of them.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
   TotalsOfKinds totals() { return inbox_.totals(); }
-  Coordinator::Counts counts() const { return coordinator_.counts(); }
+  // Of all lanes.
+  Coordinator::Counts counts();
   // Any thread. How long callers have waited for Handles so far, summed over their threads.
   double exposed_s() const { return static_cast<double>(exposed_ns_) * 1e-9; }
   // Any thread. In the world.
@@ -76,7 +76,7 @@ class Engine {
   int node_count(const std::vector<int>& ranks) const {
     return static_cast<int>(world_.place(ranks).distinct_nodes().size());
   }
-  // Leaves the job: operations that other ranks still wait for fail there. Returns when the thread has ended.
+  // Leaves the job: operations that other ranks still wait for fail there. Returns when all threads have ended.
   void shutdown();
   // Any thread. This rank cannot go on: all others get a RemoteError that names it and gives the reason. The first
   // reason counts, so nothing happens if the engine has ended already. Returns when they were told, after `timeout_s`
@@ -88,63 +88,42 @@ class Engine {
   bool has_failed() const { return has_failed_; }
 
  private:
-  // Engine thread only.
-  void loop();
-  enum class Turns { none, some, left_to_caller };
-  Turns take_all_turns();
-  void gather();
-  void let_burst_pass();
-  bool spin(uint32_t seen);
-  bool lie_down();
+  // By process set; that of the world is first.
+  using Lanes = std::vector<std::shared_ptr<Lane>>;
 
-  // Threads that wait for a Handle.
-  struct Wait {
-    const double returns_s, gives_up_s;
-    const Interrupt& is_interrupted;
-    double now;  // when the clock was read last: a look at it takes as long as a small sum
-  };
-  bool wait_or_work(Handle& handle, Wait& wait);
-  bool has_waited_enough(const Handle& handle, const Wait& wait) const;
-  bool wait_for_turn(const Handle& handle, Wait& wait) TRY_ACQUIRE(true, turn);
-  void take_turns_until_done(const Handle& handle, Wait& wait) RELEASE(turn);
-  void keep_bell(const Handle& handle, Wait& wait, uint32_t seen) RELEASE(turn);
-  void let_go() RELEASE(turn);
+  // ---- of the lanes
+  void open(int process_set) override REQUIRES(turn);
+  void close(int process_set, ErrorKind kind, const std::string& why) override REQUIRES(turn);
+  void ask(const std::string& question) override REQUIRES(turn);
+  void has_ended(Lane& lane, const std::vector<int>& left) override REQUIRES(turn);
+  void end_lanes() override REQUIRES(turn);
+  void found(const std::string& findings) override { resources_->set_findings(findings); }
+  void fail(const Error& error) override REQUIRES(turn);
+  void is_about_to_pause() override { lookout_.hand_over(); }
 
-  void look_after_others() REQUIRES(turn);
-  // `now`: when the clock was read last. Returns the same.
-  double take_turn(double deadline, double now) REQUIRES(turn);
-  bool has_work() REQUIRES(turn);
-  // That no other rank asks for.
-  bool has_own_work() REQUIRES(turn);
-  // Whether another rank calls, or none can any more, which the next turn throws.
-  bool is_called() REQUIRES(turn);
-  void fall_asleep() REQUIRES(turn);
-  void stay_awake() REQUIRES(turn);
-  double pause_s() REQUIRES(turn);
-  // The clock is read when a round begins, when it is agreed and when a plan has ended: `now` is the last time.
-  void enqueue(const Round& round, double now) REQUIRES(turn);
-  // `values`: as for Executor::run. When it ended.
-  double run_agreed(const Backlog::Agreed& agreed, const std::vector<const void*>& values, double now) REQUIRES(turn);
-  double run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) REQUIRES(turn);
-  void observe(const Plan& plan, double seconds) REQUIRES(turn);
-  void ask(const std::string& question);
-  std::string take_answer();
+  // On the lookout, until another thread is there.
+  void look_out();
+  // Whether there is something to do.
+  bool spin(const Lanes& lanes, uint32_t seen);
+  std::optional<double> lie_down(const Lanes& lanes);
+
+  void submit_ends(const Submission& end);
+  Lane::Shared shared();
+  // Any thread.
+  std::shared_ptr<const Lanes> lanes();
+  std::shared_ptr<Lane> lane_of(int process_set);
+  void change_lanes(const std::function<void(Lanes&)>& change);
+
   void end(const std::vector<int>& left) REQUIRES(turn);
-  template <typename Work>
-  void guarded(Work work) REQUIRES(turn);
-  void fail(const Error& error) REQUIRES(turn);
   std::string names_text(const std::vector<int>& ranks) const;
 
   // In the node's Arena, or on a GPU in memory of NCCL.
   bool is_registered(const Submission& submission);
-  // Over a network nobody can stop waiting in the middle of a round, and the way is long anyway.
-  bool callers_take_turns() const { return fabric_.channel().keeps_deadlines(); }
 
   // Constant after construction.
   const World world_;
   const Options options_;
   const std::shared_ptr<Resources> resources_;  // shared with the Engines before and after this one
-  const bool has_to_share_cores_;               // with other threads of this node's ranks
 
   // Any thread.
   Inbox inbox_;
@@ -152,40 +131,29 @@ class Engine {
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_closed_{false};  // has ended, and all that can be told has been told
-  // Since somebody fell asleep: of many submissions in a row only the first one rings.
-  std::atomic<bool> has_rung_for_new_{false};
   Mutex question_mutex_;
   std::function<void(const std::string&)> ask_ GUARDED_BY(question_mutex_);
-  std::string answer_ GUARDED_BY(question_mutex_);
-  std::atomic<bool> has_answer_{false};
   std::atomic<uint64_t> exposed_ns_{0};
-  WaitingCallers waiting_callers_;  // on one node
-  Patience patience_;               // over a network
 
   TurnMutex turn_;
-  Tuning tuning_ GUARDED_BY(turn);
-  // Any thread asks these, too, as their functions allow. Its Channel may be asked whether it is called if it keeps
-  // deadlines.
+  std::unique_lock<TurnMutex> beginning_{turn_};  // until the end of the constructor
+  Tuning tuning_ GUARDED_BY(turn);                // of the world
+  // Any thread asks these, too, as their functions allow.
   Fabric fabric_;
   ProcessSets sets_ GUARDED_BY(turn);
   Gpus gpus_;
-  Coordinator coordinator_;
+  Blockage blockage_;
   BlockedThreads blocked_;
-  Executor executor_ GUARDED_BY(turn);
-  std::optional<Autotune> autotune_ GUARDED_BY(turn);  // rank 0, while it goes on
-  Backlog backlog_ GUARDED_BY(turn);
-  Waiter waiter_ GUARDED_BY(turn);
-  uint32_t rings_before_round_ GUARDED_BY(turn) = 0;  // of the bell; a rank rings for the next round after it
-  double quiet_since_s_ GUARDED_BY(turn) = now_s();
-  Coordinator::News news_ GUARDED_BY(turn) = {};     // of the last round that was begun; its memory is used again
-  std::optional<Error> trouble_ GUARDED_BY(turn);    // that was met while looking for work
-  bool is_counted_asleep_ GUARDED_BY(turn) = false;  // the bell wakes the engine thread
+  Residuals residuals_ GUARDED_BY(turn);
 
-  // Engine thread only.
+  Mutex lanes_mutex_;
+  std::shared_ptr<const Lanes> lanes_ GUARDED_BY(lanes_mutex_);  // never changed, but replaced
+  std::shared_ptr<Lane> world_lane_;                             // constant after construction
+
+  // On the lookout only.
   Waiter own_waiter_;
-  double pause_s_ = 0;
 
-  std::thread thread_;
+  Lookout lookout_;
 };
 
 // The one Engine of this process, for every language that submits.

@@ -484,7 +484,7 @@ void Executor::transfer(const Submission& submission) {
   const int peer = static_cast<int>(operation.numbers[sends ? 1 : 0]);
   char* const memory = static_cast<char*>(sends ? submission.inputs[0] : submission.outputs[0]);
   const size_t bytes = operation.bytes();
-  Endpoint pair = sets_.transfers({rank_, peer});
+  Endpoint pair(*sets_.network(), {rank_, peer}, 0, transfer_tag_, &watch_);
   std::vector<NetworkRequest> messages;
   for (size_t i = 0; i < chunks_of(bytes, kMost); ++i) {
     const Chunk chunk = chunk_of(bytes, kMost, i);
@@ -496,8 +496,7 @@ void Executor::transfer(const Submission& submission) {
 
 void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
   const int id = static_cast<int>(agreement.result);
-  sets_.open(id);
-  if (sets_.contains_this_rank(id)) inbox_.allow(id);
+  opener_.open(id);
   if (!submission) return;  // it was opened by others
   Result result;
   result.number = id;
@@ -507,14 +506,12 @@ void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& 
 void Executor::remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
   const int id = static_cast<int>(agreement.operation.numbers.front());
   if (agreement.operation.kind == OpKind::close_process_set)
-    inbox_.forbid(id, ErrorKind::shut_down,
+    opener_.close(id, ErrorKind::shut_down,
                   "was removed by all its ranks before this operation was complete. Call the operation on all ranks, "
                   "and wait for it, before remove_process_set() or destroy_process_group()");
   else
-    inbox_.forbid(id, ErrorKind::failure, "was removed");
-  gpus_.close(id);
+    opener_.close(id, ErrorKind::failure, "was removed");
   residuals_.forget(id);
-  sets_.close(id);
   if (submission) finish({submission}, {Result()});  // else it was closed by others
 }
 

@@ -43,9 +43,26 @@ class Residuals {
 
 class Executor {
  public:
-  // `rank`: this one. All else outlives this.
-  Executor(int rank, PeerWatch& watch, Inbox& inbox, ProcessSets& sets, Gpus& gpus)
-      : rank_(rank), watch_(watch), inbox_(inbox), sets_(sets), gpus_(gpus) {}
+  // Opens and closes process sets for it. All ranks of the world call these together.
+  class Sets {
+   public:
+    virtual ~Sets() = default;
+    virtual void open(int process_set) REQUIRES(turn) = 0;
+    // Nothing is under way in it any more when this returns. `kind`, `why`: for what is pending there.
+    virtual void close(int process_set, ErrorKind kind, const std::string& why) REQUIRES(turn) = 0;
+  };
+
+  // `rank`: this one. `transfer_tag`: of messages between two ranks. All else outlives this.
+  Executor(int rank, PeerWatch& watch, Inbox& inbox, ProcessSets& sets, Gpus& gpus, Sets& opener, Residuals& residuals,
+           int transfer_tag)
+      : rank_(rank),
+        transfer_tag_(transfer_tag),
+        watch_(watch),
+        inbox_(inbox),
+        sets_(sets),
+        gpus_(gpus),
+        opener_(opener),
+        residuals_(residuals) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
   // `values`: of its tensor, by rank, if they are here already; else nothing. Returns when it has ended.
@@ -105,15 +122,16 @@ class Executor {
   // Frees the names and finishes the Handles, each with its result. Returns when the operations have ended.
   double finish(const Submissions& submissions, std::vector<Result> results) REQUIRES(turn);
 
-  const int rank_;
+  const int rank_, transfer_tag_;
   PeerWatch& watch_;
   Inbox& inbox_;
   ProcessSets& sets_;
   Gpus& gpus_;
+  Sets& opener_;
+  Residuals& residuals_;
   const std::shared_ptr<HostMemory> host_ = std::make_shared<HostMemory>(sets_);
   const std::shared_ptr<Adasum> adasum_ = std::make_shared<Adasum>();
   const std::shared_ptr<Quantized> quantized_ = std::make_shared<Quantized>();
-  Residuals residuals_;
 };
 
 }  // namespace ringtrain

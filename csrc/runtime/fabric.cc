@@ -31,13 +31,8 @@ constexpr double kPatience_s = 1e-3;
 // Two bits for each of the most operations that the cache may hold unless the user says otherwise, and the usual
 // announcement in one piece. Longer ones are sent in several.
 constexpr size_t kBoardBytes = 16 << 10;
-
-std::vector<std::vector<int>> ranks_by_node(const World& world) {
-  std::vector<std::vector<int>> ranks(static_cast<size_t>(*std::max_element(world.nodes.begin(), world.nodes.end())) +
-                                      1);
-  for (int rank = 0; rank < world.size(); ++rank) ranks[world.nodes[rank]].push_back(rank);
-  return ranks;
-}
+// There may be hundreds of lanes, each with few operations.
+constexpr size_t kLaneBoardBytes = 2 << 10;
 
 std::vector<int> all_ranks(const World& world) {
   std::vector<int> ranks;
@@ -119,36 +114,37 @@ void ArrivalBell::listen() {
   }
 }
 
-Fabric::Fabric(const World& world, const Options& options, Resources& resources)
-    : watch_(own_failure_, {options.stall_warning_time_s, options.start_timeout_s}) {
+Fabric::Fabric(const World& world, const Options& options, Resources& resources, TurnMutex& turn)
+    : world_(world), line_(PeerWatch(own_failure_, {options.stall_warning_time_s, options.start_timeout_s}, turn)) {
   network_ = open_network(world);
   if (!network_) {
-    channel_ = std::make_unique<SelfChannel>();
+    line_.channel = std::make_unique<SelfChannel>();
     return;
   }
   alarm_ = std::make_unique<Alarm>(Endpoint(*network_, all_ranks(world), world.rank, kAlarmTag, nullptr), world.names);
-  watch_.listen_to(*alarm_);
+  watch().listen_to(*alarm_);
   try {
-    connect(world, options, resources);
+    connect(options, resources);
   } catch (const Error& error) {
-    const Error reason = watch_.with_reason(error);
+    const Error reason = watch().with_reason(error);
     say_last_words(reason.kind(), reason.what());
     throw reason;
   }
 }
 
-void Fabric::connect(const World& world, const Options& options, Resources& resources) {
-  wire_ = std::make_unique<NetworkWire>(Endpoint(*network_, all_ranks(world), world.rank, kWorldWireTag, &watch_));
-  TreeChannel bootstrap(*wire_, std::numeric_limits<double>::infinity(), false);
-  if (options.shared_memory == "auto") make_node(world, bootstrap);
-  if (node_) make_arena(world, resources, bootstrap);
-  if (node_)
-    make_channel(world);
-  else
-    channel_ = std::make_unique<TreeChannel>(*wire_, kPatience_s, true);
-  const bool share_memory = node_ && node_->size() == world.size();
+void Fabric::connect(const Options& options, Resources& resources) {
+  const Placement placement = world_.place(all_ranks(world_));
+  const auto wire =
+      std::make_unique<NetworkWire>(Endpoint(*network_, placement.ranks, world_.rank, kWorldWireTag, &watch()));
+  TreeChannel bootstrap(*wire, std::numeric_limits<double>::infinity(), false);
+  if (options.shared_memory == "auto") make_node(bootstrap);
+  if (node_) make_arena(resources, bootstrap);
+  const bool has_leaders = node_ && node_->size() < world_.size();
+  make_channel(line_, placement, node_ ? on_node(node_->boards(), placement, watch()) : nullptr,
+               has_leaders ? kLeaderWireTag : kWorldWireTag);
+  const bool share_memory = node_ && node_->size() == world_.size();
   if (share_memory) {
-    watch_.stop_listening_to(*alarm_);
+    watch().stop_listening_to(*alarm_);
     alarm_.reset();
   } else if (network_->descriptor() >= 0) {
     arrival_bell_ = std::make_unique<ArrivalBell>(network_->descriptor(), bell());
@@ -165,22 +161,22 @@ void Fabric::say_last_words(ErrorKind kind, const std::string& message) {
   if (alarm_) alarm_->raise(kind, message);
 }
 
-void Fabric::make_node(const World& world, Channel& bootstrap) {
-  const Placement placement = world.place(all_ranks(world));
+void Fabric::make_node(Channel& bootstrap) {
+  const Placement placement = world_.place(all_ranks(world_));
   const SegmentPlan plan = {"node", [](int size) { return Node::bytes(size, kBoardBytes); }};
-  SharedSegment segment = make_segments(world, placement, plan, bootstrap);
+  SharedSegment segment = make_segments(world_, placement, plan, bootstrap);
   if (!segment.data()) return;
   std::vector<RankName> members;
-  for (const int place : placement.on_node(placement.own_node())) members.push_back(world.names[place]);
+  for (const int place : placement.on_node(placement.own_node())) members.push_back(world_.names[place]);
   node_ = std::make_unique<Node>(std::move(segment), placement.place_on_node(), std::move(members), kBoardBytes);
   // Nobody may miss the sign of life of a rank that is still on its way here.
   bootstrap.all_agree(true);
-  watch_.listen_to(*node_);
+  watch().listen_to(*node_);
   alarm_->leave_out(placement.on_node(placement.own_node()));
 }
 
 // That of the generation before if all ranks still have it, in the same places.
-void Fabric::make_arena(const World& world, Resources& resources, Channel& bootstrap) {
+void Fabric::make_arena(Resources& resources, Channel& bootstrap) {
   const Resources::SharedArena before = resources.arena();
   const bool is_of_this_node = before.arena && before.member == node_->index() && before.size == node_->size();
   if (all_have_the_same(is_of_this_node ? before.token : "", bootstrap)) {
@@ -188,36 +184,77 @@ void Fabric::make_arena(const World& world, Resources& resources, Channel& boots
     return;
   }
   const SegmentPlan plan = {"arena", &Arena::bytes, 0, nullptr};
-  SharedSegment segment = make_segments(world, world.place(all_ranks(world)), plan, bootstrap);
+  SharedSegment segment = make_segments(world_, world_.place(all_ranks(world_)), plan, bootstrap);
   if (!segment.data()) return;
   arena_ = std::make_shared<Arena>(std::move(segment), node_->size(), node_->index());
-  resources.set_arena({arena_, world.token, node_->index(), node_->size()});
+  resources.set_arena({arena_, world_.token, node_->index(), node_->size()});
 }
 
-void Fabric::make_channel(const World& world) {
-  const std::vector<std::vector<int>> ranks = ranks_by_node(world);
-  auto on_node = std::make_unique<ShmChannel>(*node_, watch_);
-  if (ranks.size() == 1) {
-    wire_.reset();
-    channel_ = std::move(on_node);
+std::unique_ptr<ShmChannel> Fabric::on_node(Boards boards, const Placement& placement, Watch& watch) {
+  std::vector<Flag*> doorbells;
+  for (const int place : placement.on_node(placement.own_node()))
+    doorbells.push_back(&node_->doorbell(world_.place_on_node(placement.ranks[static_cast<size_t>(place)])));
+  return std::make_unique<ShmChannel>(boards, placement.place_on_node(), std::move(doorbells), watch);
+}
+
+void Fabric::make_channel(Line& line, const Placement& placement, std::unique_ptr<ShmChannel> on_node, int tag) {
+  const auto wire_between = [&](const std::vector<int>& ranks, int own) {
+    return std::make_unique<NetworkWire>(Endpoint(*network_, ranks, own, tag, &line.watch));
+  };
+  if (placement.ranks.size() == 1) {
+    line.channel = std::make_unique<SelfChannel>();
     return;
   }
-  std::unique_ptr<TreeChannel> cross;
-  if (node_->index() == 0) {
-    std::vector<int> leaders;
-    std::vector<size_t> sizes;
-    for (const auto& of_node : ranks) {
-      leaders.push_back(of_node.front());
-      sizes.push_back(of_node.size());
-    }
-    wire_ =
-        std::make_unique<NetworkWire>(Endpoint(*network_, leaders, world.nodes[world.rank], kLeaderWireTag, &watch_));
-    const bool is_alone_everywhere = leaders.size() == static_cast<size_t>(world.size());
-    cross = std::make_unique<TreeChannel>(*wire_, kPatience_s, is_alone_everywhere, std::move(sizes));
-  } else {
-    wire_.reset();
+  if (!on_node) {
+    line.wire = wire_between(placement.ranks, placement.own);
+    line.channel = std::make_unique<TreeChannel>(*line.wire, kPatience_s, true);
+    return;
   }
-  channel_ = std::make_unique<NodeChannel>(world.rank, world.size(), std::move(on_node), std::move(cross), ranks);
+  if (placement.is_on_one_node()) {
+    line.channel = std::move(on_node);
+    return;
+  }
+  std::vector<int> leaders;
+  std::vector<size_t> sizes;
+  std::vector<std::vector<int>> places;
+  for (size_t place = 0; place < placement.ranks.size(); ++place) {  // the first rank's node is the first
+    const std::vector<int> of_node = placement.on_node(placement.nodes[place]);
+    if (of_node.front() != static_cast<int>(place)) continue;
+    places.push_back(of_node);
+    leaders.push_back(placement.ranks[static_cast<size_t>(places.back().front())]);
+    sizes.push_back(places.back().size());
+  }
+  std::unique_ptr<TreeChannel> cross;
+  const auto own = std::find(leaders.begin(), leaders.end(), world_.rank);
+  if (own != leaders.end()) {
+    line.wire = wire_between(leaders, static_cast<int>(own - leaders.begin()));
+    const bool is_alone_everywhere = leaders.size() == placement.ranks.size();
+    cross = std::make_unique<TreeChannel>(*line.wire, kPatience_s, is_alone_everywhere, std::move(sizes));
+  }
+  line.channel = std::make_unique<NodeChannel>(placement.own, static_cast<int>(placement.ranks.size()),
+                                               std::move(on_node), std::move(cross), places);
+}
+
+// A process set of one rank on each node needs no boards, but where others of its ranks share a node: all ranks of the
+// world make the same calls.
+std::unique_ptr<Line> Fabric::open_line(int process_set, const Placement& placement) {
+  const bool shares_memory = node_ && placement.distinct_nodes().size() < placement.ranks.size();
+  SharedSegment boards;
+  if (shares_memory) {
+    const SegmentPlan plan = {"lane" + std::to_string(process_set),
+                              [](int size) { return Boards::bytes(size, kLaneBoardBytes); }};
+    boards = make_segments(world_, placement, plan, *line_.channel);
+  }
+  if (placement.own < 0) return nullptr;
+  auto line = std::make_unique<Line>(line_.watch.for_another_thread());
+  line->boards = std::move(boards);
+  std::unique_ptr<ShmChannel> on_node;
+  if (line->boards.data()) {
+    const auto size = static_cast<int>(placement.on_node(placement.own_node()).size());
+    on_node = this->on_node(Boards(line->boards.data(), size, kLaneBoardBytes), placement, line->watch);
+  }
+  make_channel(*line, placement, std::move(on_node), lane_tag(process_set));
+  return line;
 }
 
 // The first rank of each node creates the segment, unnamed, and the others open it through its process. The nodes'

@@ -17,6 +17,7 @@
 #include "base/placement.h"
 #include "base/wait.h"
 #include "coordination/channel.h"
+#include "coordination/shm_channel.h"
 #include "coordination/wire.h"
 #include "gpu/nccl.h"
 #include "memory/arena.h"
@@ -106,18 +107,34 @@ class ArrivalBell {
   std::thread thread_;
 };
 
-// Tags of messages: the negotiation's wires have their own, each process set has one from kFirstGroupTag on.
+// Tags of messages: the negotiation's wires have their own, each process set has one from kFirstGroupTag on, and its
+// lane eight from kFirstLaneTag on. MPI guarantees those up to 32,767.
 constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kAlarmTag = 15, kFirstGroupTag = 16, kGroupTags = 16000;
-constexpr int kTransferTag = kFirstGroupTag + kGroupTags;
+constexpr int kTransferTag = kFirstGroupTag + kGroupTags, kFirstLaneTag = kTransferTag + 1, kLanes = 2000;
+constexpr int kTagsOfLane = 8, kTransferTagOfLane = 7;
+constexpr int lane_tag(int process_set) { return kFirstLaneTag + process_set % kLanes * kTagsOfLane; }
+
+// How some ranks negotiate, and hear of each other meanwhile.
+struct Line {
+  explicit Line(const PeerWatch& watch) : watch(watch) {}
+
+  PeerWatch watch;                    // of the one thread that waits for the others
+  SharedSegment boards;               // of a process set's ranks on this node
+  std::unique_ptr<NetworkWire> wire;  // between all of them, or between the leaders of the nodes
+  std::unique_ptr<Channel> channel;
+};
 
 class Fabric {
  public:
-  // All ranks of the world at the same time. `world` outlives this.
-  Fabric(const World& world, const Options& options, Resources& resources);
+  // All ranks of the world at the same time. `world` and `turn` outlive this.
+  Fabric(const World& world, const Options& options, Resources& resources, TurnMutex& turn);
 
-  Channel& channel() const { return *channel_; }
+  Channel& channel() const { return *line_.channel; }
   // Requires Engine::turn_.
-  PeerWatch& watch() { return watch_; }
+  PeerWatch& watch() { return line_.watch; }
+  Line& line() { return line_; }
+  // Makes the Line of a process set. All ranks of the world at the same time; null for those outside the set.
+  std::unique_ptr<Line> open_line(int process_set, const Placement& placement);
   // Any thread.
   OwnFailure& own_failure() { return own_failure_; }
   Network* network() { return network_.get(); }  // null in a world of one rank
@@ -137,20 +154,21 @@ class Fabric {
   Flag& bell() { return node_ ? node_->doorbell(node_->index()) : own_bell_; }
 
  private:
-  void connect(const World& world, const Options& options, Resources& resources);
-  void make_node(const World& world, Channel& bootstrap);
-  void make_arena(const World& world, Resources& resources, Channel& bootstrap);
-  void make_channel(const World& world);
+  void connect(const Options& options, Resources& resources);
+  void make_node(Channel& bootstrap);
+  void make_arena(Resources& resources, Channel& bootstrap);
+  std::unique_ptr<ShmChannel> on_node(Boards boards, const Placement& placement, Watch& watch);
+  // `on_node`: null where ranks share no memory. `tag`: of the wire.
+  void make_channel(Line& line, const Placement& placement, std::unique_ptr<ShmChannel> on_node, int tag);
 
+  const World& world_;
   OwnFailure own_failure_;
-  PeerWatch watch_;
+  Line line_;  // of the world
   Flag own_bell_;
   std::unique_ptr<Network> network_;
   std::unique_ptr<Node> node_;
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Alarm> alarm_;
-  std::unique_ptr<NetworkWire> wire_;  // between all ranks, or between the leaders of the nodes
-  std::unique_ptr<Channel> channel_;
   std::unique_ptr<ArrivalBell> arrival_bell_;  // where the Network has what it needs
 };
 

@@ -100,8 +100,10 @@ bool Inbox::has_twin(const Operation& operation) const {
 }
 
 void Inbox::announce(const SubmissionPtr& submission) {
-  new_.push_back(submission);
-  has_new_.store(true, std::memory_order_release);
+  const auto allowed = allowed_.find(submission->operation().process_set);
+  if (allowed == allowed_.end()) return;  // it fails, as all that is pending for it
+  allowed->second->new_.push_back(submission);
+  allowed->second->has_new_.store(true, std::memory_order_release);
 }
 
 bool Inbox::has_waiting(int process_set) const {
@@ -164,17 +166,17 @@ void Inbox::warn_of_order(const Submission& submission, const OfThread& other) {
        "each operation a name that is the same on all ranks. This is said once.");
 }
 
-void Inbox::take_new(std::vector<Fresh>& fresh, double now) {
+void Inbox::take_new(Arrivals& arrivals, std::vector<Fresh>& fresh, double now) {
   fresh.clear();
-  if (!has_new()) return;
+  if (!arrivals.has_new()) return;
   const Lock lock(mutex_);
-  has_new_.store(false, std::memory_order_relaxed);
-  for (SubmissionPtr& submission : new_) {
+  arrivals.has_new_.store(false, std::memory_order_relaxed);
+  for (SubmissionPtr& submission : arrivals.new_) {
     if (submission->progress.ended_s != 0) continue;  // it has failed before it was announced
     submission->progress.announced_s = std::max(now, submission->progress.submitted_s);
     fresh.push_back({submission->request, small_value(*submission)});
   }
-  new_.clear();
+  arrivals.new_.clear();
 }
 
 std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed_s, double now, const char* group) {
@@ -279,9 +281,9 @@ TotalsOfKinds Inbox::totals() {
   return history_.totals();
 }
 
-void Inbox::allow(int process_set) {
+void Inbox::allow(int process_set, Arrivals& arrivals) {
   const Lock lock(mutex_);
-  allowed_.insert(process_set);
+  allowed_[process_set] = &arrivals;
 }
 
 // Handles are failed when the lock is free: a callback of theirs may submit.

@@ -56,6 +56,18 @@ class History {
   TotalsOfKinds totals_;
 };
 
+// What callers have submitted for one lane and the lane has not taken yet. Changed by the Inbox.
+class Arrivals {
+ public:
+  // Any thread.
+  bool has_new() const { return has_new_.load(std::memory_order_acquire); }
+
+ private:
+  friend class Inbox;
+  std::vector<SubmissionPtr> new_;
+  std::atomic<bool> has_new_{false};
+};
+
 class Inbox {
  public:
   // Whether there are other ranks, for which the order of what has no name matters.
@@ -66,7 +78,6 @@ class Inbox {
   // later one waits here for the earlier one, so that ranks that confuse them are still told. So does one of the same
   // kind that needs it.
   std::shared_ptr<Handle> add(SubmissionPtr submission);
-  bool has_new() const { return has_new_.load(std::memory_order_acquire); }
   // How many were ever added.
   uint64_t added() const { return added_.load(std::memory_order_relaxed); }
   // The last operations that have ended, then those that have not, in the order of submission.
@@ -80,7 +91,7 @@ class Inbox {
   bool has_timeline() const { return has_timeline_.load(std::memory_order_relaxed); }
 
   // Into `fresh`, instead of what is there.
-  void take_new(std::vector<Fresh>& fresh, double now) REQUIRES(turn);
+  void take_new(Arrivals& arrivals, std::vector<Fresh>& fresh, double now) REQUIRES(turn);
   // Returns what `rank`, this one, has submitted for every part of the plan; null where it has joined, or has nothing.
   // Notes that `group` begins with it, and when it was agreed on.
   std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, double now, const char* group)
@@ -89,8 +100,8 @@ class Inbox {
   // when they have ended.
   double remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error = ErrorKind::none) REQUIRES(turn);
 
-  // Whether this rank may use a process set.
-  void allow(int process_set) REQUIRES(turn);
+  // This rank may use a process set, and what it submits goes to `arrivals` from now on, which outlives this.
+  void allow(int process_set, Arrivals& arrivals) REQUIRES(turn);
   // Fails what is pending for it; `why`: what has become of it, for messages.
   void forbid(int process_set, ErrorKind kind, const std::string& why) REQUIRES(turn);
   void set_unnamed(int process_set, int64_t count) REQUIRES(turn);
@@ -129,12 +140,10 @@ class Inbox {
   std::vector<SubmissionPtr> take_pending(std::optional<int> process_set, ErrorKind error) REQUIRES(mutex_);
 
   const bool has_peers_;
-  std::atomic<bool> has_new_{false};  // these change under mutex_
-  std::atomic<bool> has_timeline_{false};
+  std::atomic<bool> has_timeline_{false};  // these change under mutex_
   std::atomic<uint64_t> added_{0};
 
   Mutex mutex_;
-  std::vector<SubmissionPtr> new_ GUARDED_BY(mutex_);
   // The names live in the submissions.
   std::unordered_map<KeyView, SubmissionPtr, HashOfKey> in_flight_ GUARDED_BY(mutex_);
   // Without a name of their own, of another kind or willing to wait, while their name is in flight. A join is announced
@@ -145,7 +154,7 @@ class Inbox {
   std::map<int, Unnamed> unnamed_ GUARDED_BY(mutex_);                           // by process set
   std::map<int, std::vector<OfThread>> unnamed_of_threads_ GUARDED_BY(mutex_);  // by process set
   bool has_warned_of_order_ GUARDED_BY(mutex_) = false;
-  std::set<int> allowed_ GUARDED_BY(mutex_) = {0};
+  std::map<int, Arrivals*> allowed_ GUARDED_BY(mutex_);  // by process set
   ErrorKind closed_with_ GUARDED_BY(mutex_) = ErrorKind::none;
   std::string closed_message_ GUARDED_BY(mutex_);
 };

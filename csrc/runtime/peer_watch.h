@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -38,9 +39,17 @@ class PeerWatch final : public Watch {
   struct Limits {
     double stall_warning_s, stall_shutdown_s;
   };
-  // `own_failure` outlives this.
-  PeerWatch(const OwnFailure& own_failure, const Limits& limits) : own_failure_(own_failure), limits_(limits) {}
+  // All outlive this. `turn`: that which the thread that waits has.
+  PeerWatch(const OwnFailure& own_failure, const Limits& limits, TurnMutex& turn)
+      : own_failure_(own_failure), limits_(limits), turn_(turn) {}
   void set_limits(const Limits& limits) { limits_ = limits; }
+  // The same for another thread, without what concerns a caller that waits here now.
+  PeerWatch for_another_thread() const {
+    PeerWatch watch = *this;
+    watch.set_interrupt(nullptr);
+    watch.set_deadline(std::numeric_limits<double>::infinity());
+    return watch;
+  }
 
   // A source outlives that, and allows the thread that waits to listen. The latest one is listened to first: memory
   // that is shared with a rank has its last words before a connection ends with it.
@@ -59,6 +68,8 @@ class PeerWatch final : public Watch {
   // Ends a wait without progress with a StalledError from this time on, on the clock of base/clock.h: the caller whose
   // thread waits has a timeout.
   void set_deadline(double deadline_s) { deadline_s_ = deadline_s; }
+  // Called when the thread that waits has let go of the turn.
+  void set_on_aside(std::function<void()> on_aside) { on_aside_ = std::move(on_aside); }
   // Asked now and then while a caller's own thread waits: whether it was interrupted. Null for the engine's thread.
   void set_interrupt(const std::function<bool()>* is_interrupted) {
     is_interrupted_ = is_interrupted;
@@ -72,6 +83,12 @@ class PeerWatch final : public Watch {
   Error with_reason(const Error& error);
   void check(double waited_s) override;
   double interval_s(double waited_s) const override;
+  bool is_wanted() const override { return turn_.is_wanted(); }
+  void step_aside() override NOT_ANALYSED {
+    turn_.unlock();
+    if (on_aside_) on_aside_();
+  }
+  void step_back() override NOT_ANALYSED { turn_.lock(); }
 
  private:
   struct Source {
@@ -85,6 +102,8 @@ class PeerWatch final : public Watch {
 
   const OwnFailure& own_failure_;
   Limits limits_;
+  TurnMutex& turn_;
+  std::function<void()> on_aside_;
   std::vector<Source> sources_;
   std::string doing_ = "ringtrain's start";
   std::function<std::string()> pending_ = [] { return "nothing is pending here"; };

@@ -28,7 +28,7 @@ std::string text_of(const LinkRates& rates) {
 
 }  // namespace
 
-ProcessSets::ProcessSets(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric)
+ProcessSets::ProcessSets(const World& world, const Options& options, Tuning& tuning, Fabric& fabric)
     : world_(world), options_(options), tuning_(tuning), fabric_(fabric), membership_(world.size()) {
   try {
     link_rates_ = find_link_rates();
@@ -71,28 +71,53 @@ LinkRates ProcessSets::measure_links(const Placement& placement) {
 
 void ProcessSets::open(int id) {
   const Placement placement = place(id);
-  NodeMemory memory = share_memory(id, placement);
+  std::unique_ptr<Line> line = id == 0 ? nullptr : fabric_.open_line(id, placement);
   if (placement.own < 0) return;
-  const int tag = kFirstGroupTag + id % kGroupTags;
-  groups_[id] = choose_group(placement, options_, tuning_, fabric_.network(), tag, std::move(memory), fabric_.watch());
+  auto set = std::make_shared<OpenSet>();
+  set->id = id;
+  sets_[id] = set;
+  if (id == 0) {
+    set->line = &fabric_.line();
+    set->tuning = &tuning_;
+    set->membership = &membership_;
+    shared_group(id);
+    return;
+  }
+  set->own_line = std::move(line);
+  set->own_tuning = tuning_;
+  set->own_membership = std::make_unique<Membership>(membership_.of(id));
+  set->line = set->own_line.get();
+  set->tuning = &set->own_tuning;
+  set->membership = set->own_membership.get();
+}
+
+std::shared_ptr<Group> ProcessSets::shared_group(int id) {
+  const std::shared_ptr<OpenSet>& set = sets_.at(id);
+  if (!set->group) {
+    const Placement placement = place(id);
+    NodeMemory memory = share_memory(id, placement, *set->line->channel);
+    const int tag = kFirstGroupTag + id % kGroupTags;
+    set->group =
+        choose_group(placement, options_, *set->tuning, fabric_.network(), tag, std::move(memory), set->line->watch);
+  }
+  return {set, set->group.get()};
 }
 
 void ProcessSets::close(int id) {
-  groups_.erase(id);
+  sets_.erase(id);
   if (network() && network()->collectives()) network()->collectives()->free_unused(fabric_.watch());
 }
 
 void ProcessSets::leave() {
-  while (!groups_.empty()) close(groups_.begin()->first);
+  while (!sets_.empty()) close(sets_.begin()->first);
 }
 
-NodeMemory ProcessSets::share_memory(int id, const Placement& placement) {
+NodeMemory ProcessSets::share_memory(int id, const Placement& placement, Channel& channel) {
   NodeMemory memory;
   memory.arena = fabric_.arena().get();
-  if (placement.own >= 0)
-    for (const int place : placement.on_node(placement.own_node()))
-      memory.arena_members.push_back(world_.place_on_node(placement.ranks[place]));
-  if (fabric_.channel().size() == 1 || !wants_shared_memory(placement, options_)) return memory;
+  for (const int place : placement.on_node(placement.own_node()))
+    memory.arena_members.push_back(world_.place_on_node(placement.ranks[place]));
+  if (channel.size() == 1 || !wants_shared_memory(placement, options_)) return memory;
   // A node with a single rank makes a segment like the others, which nobody reads.
   const int size = std::max(static_cast<int>(memory.arena_members.size()), 2);
   memory.geometry = MailboxGeometry::of(size, static_cast<size_t>(options_.mailbox_kb * 1024), world_.cores);
@@ -101,7 +126,7 @@ NodeMemory ProcessSets::share_memory(int id, const Placement& placement) {
   // Most groups of many never stream. That of the world does, and goes through the network if there is no memory.
   if (id != 0) plan.most_reserved = ShmGroup::first_lane(memory.geometry);
   if (!fabric_.node()) plan.if_it_fails = nullptr;  // that of the node has failed, and said so
-  memory.mailboxes = make_segments(world_, placement, plan, fabric_.channel());
+  memory.mailboxes = make_segments(world_, placement, plan, channel);
   return memory;
 }
 

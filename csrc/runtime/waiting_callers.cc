@@ -35,6 +35,11 @@ void WaitingCallers::call_done() {
     if (caller->handle_.is_done() && !caller->is_called()) caller->call();
 }
 
+void WaitingCallers::call_all() {
+  const Lock lock(mutex_);
+  for (Caller* caller : callers_) caller->call();
+}
+
 bool WaitingCallers::call_next() {
   // Either who says meanwhile that it waits is seen here, or it sees that the turn is free.
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/thread_annotations.h"
 #include "base/wait.h"
-#include "coordination/coordinator.h"
+#include "coordination/blockage.h"
 #include "record/handle.h"
 
 namespace ringtrain {
@@ -68,8 +68,8 @@ class Patience {
 // say that it waits no longer. So the Handles are looked at here, too.
 class BlockedThreads {
  public:
-  // `coordinator` outlives this.
-  explicit BlockedThreads(Coordinator& coordinator) : coordinator_(coordinator) {}
+  // `blockage` outlives this.
+  explicit BlockedThreads(Blockage& blockage) : blockage_(blockage) {}
 
   // Any thread. For what each of the threads waits; nothing if one of them does not.
   void say(std::vector<std::shared_ptr<Handle>> awaited) {
@@ -88,10 +88,10 @@ class BlockedThreads {
   void tell() REQUIRES(mutex_) {
     const bool none_is_done =
         std::none_of(awaited_.begin(), awaited_.end(), [](const auto& handle) { return handle->is_done(); });
-    coordinator_.say_blocked(!awaited_.empty() && none_is_done);
+    blockage_.say(!awaited_.empty() && none_is_done);
   }
 
-  Coordinator& coordinator_;
+  Blockage& blockage_;
   Mutex mutex_;
   std::vector<std::shared_ptr<Handle>> awaited_ GUARDED_BY(mutex_);
 };
@@ -126,6 +126,8 @@ class WaitingCallers {
   bool any() const { return count_.load(std::memory_order_seq_cst) > 0; }
   // Those whose Handles are done.
   void call_done() REQUIRES(turn);
+  // All of them: nobody works here any more.
+  void call_all() REQUIRES(turn);
   // One to go on with the work, unless there is none or one keeps the bell; whether one comes. For a thread that let go
   // of the turn.
   bool call_next();

@@ -43,7 +43,7 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
             *(f"coordination/{name}.cc" for name in ("coordinator", "ledger", "membership", "messages", "operation")),
             *(f"coordination/{name}.cc" for name in ("gathered", "plan", "plan_cache", "rank_set", "tree_channel")),
             *(f"network/{name}.cc" for name in ("alarm", "endpoint", "network")),
-            *(f"base/{name}.cc" for name in ("error", "wait")),
+            *(f"base/{name}.cc" for name in ("descriptor", "error", "wait")),
         ),
     ),
     "sockets": (

@@ -238,6 +238,9 @@ class StreamWatch final : public Watch {
     constexpr double kLongest_s = 200e-6;
     return stream_ ? std::min(kLongest_s, watch_.interval_s(waited_s)) : watch_.interval_s(waited_s);
   }
+  bool is_wanted() const override { return watch_.is_wanted(); }
+  void step_aside() override { watch_.step_aside(); }
+  void step_back() override { watch_.step_back(); }
 
  private:
   Watch& watch_;

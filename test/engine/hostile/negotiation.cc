@@ -209,7 +209,8 @@ void try_rounds(Draw& draw, LyingWire& wire) {
   TreeChannel channel(wire, kNever, true);
   Membership membership(2);
   require(membership.add({victim}) == kSetOfVictim, "a process set has another id");
-  Coordinator coordinator(channel, membership, {});
+  Blockage blockage;
+  Coordinator coordinator(channel, membership, blockage, {});
   std::string name = "a";
   for (int round = 0; round < kRounds; ++round) {
     // No rank submits again what the other rank has hidden by its lie.
@@ -222,7 +223,7 @@ void try_rounds(Draw& draw, LyingWire& wire) {
       const RequestPtr other = drawn_request(draw, "b" + std::to_string(round));
       if (other->operation.kind != OpKind::join) requests.push_back(other);
     }
-    Coordinator::News news = {coordinator.blockage(), {}, false};
+    Coordinator::News news = {blockage.count(), {}, false};
     for (const RequestPtr& request : requests) news.fresh.push_back({request});
     coordinator.begin_round(news);
     channel.is_called();

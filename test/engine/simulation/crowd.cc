@@ -94,7 +94,7 @@ class Crowd::Tree final : public Channel {
 Crowd::Crowd(int size, const Coordinator::Limits& limits)
     : tree_(std::make_unique<Tree>(size)),
       membership_(size),
-      coordinator_(std::make_unique<Coordinator>(*tree_, membership_, limits)) {}
+      coordinator_(std::make_unique<Coordinator>(*tree_, membership_, blockage_, limits)) {}
 
 Crowd::~Crowd() = default;
 
@@ -108,7 +108,7 @@ Crowd::Cost Crowd::repeat(const std::vector<RequestPtr>& fresh) { return round(f
 Crowd::Cost Crowd::round(const std::vector<RequestPtr>& fresh) {
   turn.assert_held();  // one thread
   tree_->forget();
-  Coordinator::News news = {coordinator_->blockage(), {}, false};
+  Coordinator::News news = {blockage_.count(), {}, false};
   for (const RequestPtr& request : fresh) news.fresh.push_back({request});
   forget_peak();
   const size_t before = status("VmRSS:");
@@ -119,7 +119,7 @@ Crowd::Cost Crowd::round(const std::vector<RequestPtr>& fresh) {
   cost.peak_bytes = std::max(status("VmHWM:"), before) - before;
   for (const PlanPtr& plan : agreed.plans) {
     cost.agreed += plan->parts.size();
-    coordinator_->note_carried_out();
+    blockage_.note_carried_out(now_s());
   }
   return cost;
 }

@@ -29,7 +29,7 @@ class Crowd {
   Cost repeat(const std::vector<RequestPtr>& fresh);
 
   // All ranks wait from now on.
-  void say_blocked() { coordinator_->say_blocked(true); }
+  void say_blocked() { blockage_.say(true); }
 
  private:
   class Tree;
@@ -37,6 +37,7 @@ class Crowd {
 
   const std::unique_ptr<Tree> tree_;
   Membership membership_;
+  Blockage blockage_;
   std::unique_ptr<Coordinator> coordinator_;
 };
 

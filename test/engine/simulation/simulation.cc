@@ -13,7 +13,9 @@
 namespace ringtrain {
 
 Simulation::Rank::Rank(std::unique_ptr<Channel> own_channel, const Coordinator::Limits& limits)
-    : channel(std::move(own_channel)), membership(channel->size()), coordinator(*channel, membership, limits) {}
+    : channel(std::move(own_channel)),
+      membership(channel->size()),
+      coordinator(*channel, membership, blockage, limits) {}
 
 Simulation::Simulation(int size, const Coordinator::Limits& limits) : wires_(MemoryWire::make(size)) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -26,7 +28,7 @@ Round Simulation::Rank::finish(double plan_s) {
   Round round = *coordinator.finish_round(std::numeric_limits<double>::infinity());
   for (const PlanPtr& plan : round.plans) {
     if (membership.contains(plan->parts.front()->operation.process_set, channel->rank())) own_plans_s += plan_s;
-    coordinator.note_carried_out();
+    blockage.note_carried_out(now_s());
   }
   return round;
 }
@@ -34,7 +36,7 @@ Round Simulation::Rank::finish(double plan_s) {
 void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
   turn.assert_held();
   Coordinator& coordinator = ranks_.at(rank)->coordinator;
-  Coordinator::News news = {coordinator.blockage(), {}, false};
+  Coordinator::News news = {ranks_.at(rank)->blockage.count(), {}, false};
   news.whereabouts = std::exchange(ranks_.at(rank)->whereabouts, {});
   static const char value[SmallValue::kMostBytes] = {};
   for (const RequestPtr& request : fresh) {

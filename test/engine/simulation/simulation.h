@@ -23,8 +23,8 @@ class Simulation {
   void begin(int rank, const std::vector<RequestPtr>& fresh);
   std::vector<Round> finish(double plan_s);
 
-  // As Coordinator::say_blocked.
-  void say_blocked(int rank, bool is_blocked) { ranks_.at(rank)->coordinator.say_blocked(is_blocked); }
+  // As Blockage::say.
+  void say_blocked(int rank, bool is_blocked) { ranks_.at(rank)->blockage.say(is_blocked); }
 
   // The answer of a rank to Round::question, which its next round takes along.
   void answer(int rank, std::string whereabouts) { ranks_.at(rank)->whereabouts = std::move(whereabouts); }
@@ -46,6 +46,7 @@ class Simulation {
 
     const std::unique_ptr<Channel> channel;
     Membership membership;
+    Blockage blockage;
     Coordinator coordinator;
     std::string whereabouts;
   };

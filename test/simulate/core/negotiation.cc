@@ -145,6 +145,7 @@ class Drawing {
       else
         add_steps();
     }
+    if (random_.chance(0.3)) remove_process_sets();
     // A rank that has come to its end leaves, and ends the job for those that go on without it.
     for (auto& script : draw_.scripts) script.emplace_back().requests = {request_of(OpKind::barrier, "last", {}, 0)};
     draw_faults();
@@ -177,9 +178,9 @@ class Drawing {
 
   // Each is added by all ranks, one after the other.
   void add_process_sets() {
-    const int count = random_.between(1, 2);
+    const int count = random_.between(1, 3);
     for (int i = 0; i < count; ++i) {
-      // The ranks of a node, of which its rounds may agree without the others.
+      // Often the ranks of a node.
       const int node = draw_.nodes > 1 && random_.chance(0.7) ? random_.below(draw_.nodes) : -1;
       std::vector<int64_t> members;
       for (int rank = 0; rank < draw_.ranks; ++rank)
@@ -191,6 +192,13 @@ class Drawing {
         step.requests = {request_of_sets(OpKind::add_process_set, "<add " + std::to_string(i) + ">", members)};
       }
     }
+  }
+
+  void remove_process_sets() {
+    for (size_t i = 0; i < sets_.size(); ++i)
+      for (auto& script : draw_.scripts)
+        script.emplace_back().requests = {request_of_sets(
+            OpKind::remove_process_set, "<remove " + std::to_string(i) + ">", {static_cast<int64_t>(i + 1)})};
   }
 
   RequestPtr draw_request(const std::string& name, int process_set, const std::vector<int64_t>& members) {
@@ -240,7 +248,7 @@ class Drawing {
       if (draw_.nodes > 1 && random_.chance(0.3))
         requests.push_back(request_of(OpKind::allreduce, "once" + std::to_string(++names_that_come_once_), {4}, 0));
       for (int process_set = 1; process_set <= static_cast<int>(sets_.size()); ++process_set)
-        if (draw_.nodes > 1 && draw_.delay_most < kShortDelay_s && random_.chance(0.5)) add_inner_steps(process_set);
+        if (draw_.delay_most < kShortDelay_s && random_.chance(0.5)) add_inner_steps(process_set);
       for (int rank = 0; rank < draw_.ranks; ++rank) {
         Step& step = draw_.scripts[static_cast<size_t>(rank)].emplace_back();
         for (const RequestPtr& request : requests)
@@ -681,11 +689,14 @@ struct Own {
   RequestPtr request;
   uint64_t token = 0;  // its value, where that travels beside the bits
   double submitted_s = 0;
-  uint64_t taken_in = 0;  // the round of the world up to which the engine has taken it; 0: not yet
+  int lane = 0;           // the process set in whose lane it was taken in
+  uint64_t taken_in = 0;  // the round of that lane up to which the engine has taken it; 0: not yet
   bool is_done = false;
   std::optional<Error> error;
 };
 using OwnPtr = std::shared_ptr<Own>;
+
+const std::string kRole = "lane ";
 
 class World;
 World* the_world = nullptr;
@@ -708,12 +719,12 @@ class World {
     make_alarms();
     for (int rank = 0; rank < draw.ranks; ++rank) {
       fibres_.set_clock_offset(rank, draw.clock_offsets[static_cast<size_t>(rank)]);
-      ranks_.push_back(std::make_unique<Rank>(rank, channel_of(rank), draw.limits));
+      ranks_.push_back(std::make_unique<Rank>(rank, draw.ranks));
+      make_lane(*ranks_.back(), 0);
     }
     schedule_faults();
     for (int rank = 0; rank < draw.ranks; ++rank) {
       fibres_.start(rank, "script", [this, rank] { run_script(*ranks_[static_cast<size_t>(rank)]); });
-      fibres_.start(rank, "engine", [this, rank] { run_engine(*ranks_[static_cast<size_t>(rank)]); });
     }
   }
   ~World() { the_world = nullptr; }
@@ -726,31 +737,53 @@ class World {
   void note_warning(const std::string& text) {
     trace("warning: " + text);
     warnings_.push_back(text);
-    check_absent(text, draw_.limits.stall_warning_s, ranks_[0]->rounds_of_world + 1, "a warning");
+    const Rank& first = *ranks_[static_cast<size_t>(fibres_.running_rank())];
+    const Lane& lane = *first.lanes.at(std::stoi(std::string(fibres_.running_role()).substr(kRole.size())));
+    check_absent(text, draw_.limits.stall_warning_s, lane, lane.rounds + 1, "a warning");
   }
 
  private:
-  struct Rank {
-    Rank(int rank, std::unique_ptr<Channel> own_channel, const Coordinator::Limits& limits)
-        : rank(rank),
+  // As the product's: of the world, or of a process set.
+  struct Lane {
+    Lane(int set, std::unique_ptr<Channel> own_channel, Membership& membership, Blockage& blockage,
+         const Coordinator::Limits& limits)
+        : set(set),
           channel(std::move(own_channel)),
-          membership(channel->size()),
-          coordinator(*channel, membership, limits) {}
+          membership(set ? membership.of(set) : Membership(0)),
+          coordinator(*channel, set ? this->membership : membership, blockage, limits, set) {}
 
-    const int rank;
+    const int set;
     const std::unique_ptr<Channel> channel;
-    Membership membership;
+    Membership membership;  // that of the world has the rank's
     Coordinator coordinator;
     std::deque<OwnPtr> inbox;
-    std::map<Key, OwnPtr> in_flight;
+    std::vector<Fresh> taken_in;  // from lanes that have ended
     Backlog backlog;
-    std::vector<OwnPtr> awaited;               // by the script, while it waits
-    std::string whereabouts;                   // the answer to a question, until the next round
-    uint64_t rounds = 0, rounds_of_world = 0;  // begun; finished
-    uint64_t plans = 0, plans_of_node = 0, bell = 0;
+    std::string whereabouts;  // the answer to a question, until the next round
+    uint64_t rounds = 0;      // finished
+    uint64_t plans = 0, errors = 0;
+    bool is_leaving = false, has_ended = false;
+  };
+  struct Rank {
+    Rank(int rank, int ranks) : rank(rank), membership(ranks) {}
+
+    const int rank;
+    Membership membership;
+    Blockage blockage;
+    std::map<int, std::unique_ptr<Lane>> lanes;  // by process set, also those that have ended
+    std::map<Key, OwnPtr> in_flight;
+    std::vector<OwnPtr> awaited;  // by the script, while it waits
+    uint64_t bell = 0;
     bool has_joined = false;
     bool is_leaving = false, has_ended = false, has_script_ended = false;
     std::optional<Error> end_reason;  // of later submissions
+
+    Lane& world() { return *lanes.at(0); }
+    // Where operations of this process set are negotiated now.
+    Lane& lane_of(int set) const {
+      const auto it = lanes.find(set);
+      return it == lanes.end() || it->second->has_ended ? *lanes.at(0) : *it->second;
+    }
   };
 
   // ---- set-up
@@ -761,16 +794,7 @@ class World {
       for (int rank = first_of_node(node, draw_); rank < first_of_node(node + 1, draw_); ++rank)
         members.push_back(rank);
       nodes_.push_back(members);
-      on_node_.push_back(std::make_unique<SimulatedWire::Messages>(members));
-      boards_.push_back(std::make_unique<BoardChannel::Boards>(members.size()));
     }
-    std::vector<int> leaders;
-    for (const std::vector<int>& node : nodes_) {
-      leaders.push_back(node.front());
-      ranks_of_leaders_.push_back(node.size());
-    }
-    plans_of_nodes_.resize(nodes_.size());
-    across_ = std::make_unique<SimulatedWire::Messages>(leaders);
   }
 
   // All ranks are connected in a tree before they have channels, as by Fabric::connect().
@@ -796,24 +820,68 @@ class World {
     return *wires_.back();
   }
 
-  std::unique_ptr<Channel> channel_of(int rank) {
-    const auto node = static_cast<size_t>(node_of(rank, draw_));
-    const int place = rank - nodes_[node].front();
+  // Of the ranks of a process set.
+  struct Transports {
+    Transports(const std::vector<int>& ranks, const Draw& draw) {
+      for (size_t place = 0; place < ranks.size(); ++place) {
+        const int node = node_of(ranks[place], draw);
+        if (nodes.empty() || node_of(ranks[place - 1], draw) != node) {
+          nodes.emplace_back();
+          leaders.push_back(ranks[place]);
+        }
+        nodes.back().push_back(static_cast<int>(place));
+      }
+      for (const std::vector<int>& places : nodes) {
+        std::vector<int> members;
+        for (const int place : places) members.push_back(ranks[static_cast<size_t>(place)]);
+        sizes.push_back(members.size());
+        on_node.push_back(std::make_unique<SimulatedWire::Messages>(members));
+        boards.push_back(std::make_unique<BoardChannel::Boards>(members.size()));
+      }
+      across = std::make_unique<SimulatedWire::Messages>(leaders);
+    }
+
+    std::vector<std::vector<int>> nodes;  // places of the ranks of each
+    std::vector<int> leaders;
+    std::vector<size_t> sizes;  // how many are on each node
+    std::vector<std::unique_ptr<SimulatedWire::Messages>> on_node;
+    std::vector<std::unique_ptr<BoardChannel::Boards>> boards;
+    std::unique_ptr<SimulatedWire::Messages> across;
+  };
+
+  // As Fabric::make_channel().
+  std::unique_ptr<Channel> channel_of(int rank, int set, const std::vector<int>& ranks) {
+    std::unique_ptr<Transports>& of_set = transports_[set];
+    if (!of_set) of_set = std::make_unique<Transports>(ranks, draw_);
+    Transports& all = *of_set;
+    const int place = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    size_t node = 0;
+    while (all.nodes[node].back() < place) ++node;
+    const int place_on_node = place - all.nodes[node].front();
     std::unique_ptr<Channel> on_node;
-    if (nodes_[node].size() == 1)
+    if (all.nodes[node].size() == 1)
       on_node = std::make_unique<SelfChannel>();
     else if (draw_.shares_memory)
-      on_node = std::make_unique<BoardChannel>(place, rank, *boards_[node], ether_);
+      on_node = std::make_unique<BoardChannel>(place_on_node, rank, *all.boards[node], ether_);
     else
-      on_node = std::make_unique<TreeChannel>(wire(place, *on_node_[node]), kTreePatience_s, nodes_.size() == 1);
-    if (nodes_.size() == 1) return on_node;
+      on_node = std::make_unique<TreeChannel>(wire(place_on_node, *all.on_node[node]), kTreePatience_s,
+                                              all.nodes.size() == 1);
+    if (all.nodes.size() == 1) return on_node;
     std::unique_ptr<TreeChannel> cross;
-    if (place == 0) {
-      const bool carries_values = static_cast<int>(nodes_.size()) == draw_.ranks;
-      cross = std::make_unique<TreeChannel>(wire(static_cast<int>(node), *across_), kTreePatience_s, carries_values,
-                                            ranks_of_leaders_);
+    if (place_on_node == 0) {
+      const bool carries_values = all.nodes.size() == ranks.size();
+      cross = std::make_unique<TreeChannel>(wire(static_cast<int>(node), *all.across), kTreePatience_s, carries_values,
+                                            all.sizes);
     }
-    return std::make_unique<NodeChannel>(rank, draw_.ranks, std::move(on_node), std::move(cross), nodes_);
+    return std::make_unique<NodeChannel>(place, static_cast<int>(ranks.size()), std::move(on_node), std::move(cross),
+                                         all.nodes);
+  }
+
+  void make_lane(Rank& self, int set) {
+    auto channel = channel_of(self.rank, set, self.membership.ranks(set));
+    self.lanes[set] = std::make_unique<Lane>(set, std::move(channel), self.membership, self.blockage, draw_.limits);
+    fibres_.start(self.rank, kRole + std::to_string(set),
+                  [this, rank = self.rank, set] { run_lane(*ranks_[static_cast<size_t>(rank)], set); });
   }
 
   void schedule_faults() {
@@ -856,7 +924,7 @@ class World {
     const std::vector<Step>& steps = draw_.scripts[static_cast<size_t>(self.rank)];
     bool may_go_on = true;
     for (size_t i = 0; i < steps.size() && may_go_on; ++i) may_go_on = take_step(self, steps[i], i);
-    self.is_leaving = true;
+    self.is_leaving = self.world().is_leaving = true;
     ++self.bell;
     self.has_script_ended = true;
     trace("the script ends");
@@ -917,7 +985,7 @@ class World {
     }
     self.in_flight[key] = own;
     last_submitted_s_[key.second] = fibres_.now();
-    self.inbox.push_back(own);
+    self.lane_of(request->operation.process_set).inbox.push_back(own);
     ++self.bell;
     trace("submits " + title_of(request->operation));
     return own;
@@ -929,7 +997,7 @@ class World {
     for (const OwnPtr& own : owns) {
       if (!own->is_done) {
         self.awaited = {own};
-        self.coordinator.say_blocked(true);
+        self.blockage.say(true);
         ++self.bell;
         fibres_.wait([&] { return own->is_done; });
         self.awaited.clear();
@@ -939,17 +1007,20 @@ class World {
     return is_well;
   }
 
-  // ---- the engine, as Engine::take_turn
+  // ---- the engine: a fibre works for each lane, and fibres take turns only where they wait, as threads with the turn
+  // do
 
-  void run_engine(Rank& self) {
+  void run_lane(Rank& self, int set) {
+    Lane& lane = *self.lanes.at(set);
     try {
-      while (!self.has_ended) {
-        sleep_until_work(self);
+      while (!self.has_ended && !lane.has_ended) {
+        sleep_until_work(self, lane);
         // Over a network an engine lets several submissions come before it begins a round.
         fibres_.pause(draw_.nodes > 1 ? random_.real(0, kMostPatience_s) : kTurn_s);
-        take_turn(self);
+        if (!self.has_ended) take_turn(self, lane);
       }
     } catch (const Error& error) {
+      if (self.has_ended) return;
       trace(std::string("the engine fails: ") + error.what());
       fail(self, error);
     }
@@ -973,88 +1044,107 @@ class World {
                [this, rank = self.rank] { ether_.end(rank, 0); });
   }
 
-  bool has_work(Rank& self) {
-    return ether_.has_news(self.rank) || !self.inbox.empty() || !self.whereabouts.empty() || !self.backlog.empty() ||
-           self.coordinator.is_in_round() || self.is_leaving || self.channel->is_called() ||
-           fibres_.clock_of(self.rank) >= self.coordinator.next_deadline();
+  bool has_work(Rank& self, Lane& lane) {
+    return self.has_ended || ether_.has_news(self.rank) || !lane.inbox.empty() || !lane.taken_in.empty() ||
+           !lane.whereabouts.empty() || !lane.backlog.empty() || lane.coordinator.is_in_round() || lane.is_leaving ||
+           lane.channel->is_called() || fibres_.clock_of(self.rank) >= lane.coordinator.next_deadline();
   }
 
-  void sleep_until_work(Rank& self) {
-    while (!has_work(self)) {
+  void sleep_until_work(Rank& self, Lane& lane) {
+    while (!has_work(self, lane)) {
       const uint64_t bell = self.bell;
-      const double deadline = self.coordinator.next_deadline();
+      const double deadline = lane.coordinator.next_deadline();
       const double until = deadline == kNever ? kNever : fibres_.now() + (deadline - fibres_.clock_of(self.rank));
-      fibres_.wait([&, bell] { return ether_.has_news(self.rank) || self.bell != bell || self.channel->is_called(); },
+      fibres_.wait([&, bell] { return ether_.has_news(self.rank) || self.bell != bell || lane.channel->is_called(); },
                    std::max(until, fibres_.now() + 1e-9));
     }
-    ether_.listen(self.rank);
+    if (!self.has_ended) ether_.listen(self.rank);
   }
 
-  void take_turn(Rank& self) {
-    Coordinator& coordinator = self.coordinator;
+  // As Lane::take_turn().
+  void take_turn(Rank& self, Lane& lane) {
+    Coordinator& coordinator = lane.coordinator;
     if (!coordinator.is_in_round()) {
-      ++self.rounds;
-      if (telling_.trace) trace("begins round " + std::to_string(self.rounds));
-      Coordinator::News news = {coordinator.blockage(), {}, self.is_leaving};
-      for (const OwnPtr& own : self.inbox) {
-        own->taken_in = self.rounds_of_world + 1;
+      if (telling_.trace) trace("begins round " + std::to_string(lane.rounds + 1));
+      Coordinator::News news = {lane.set == 0 ? self.blockage.count() : 0, std::exchange(lane.taken_in, {}),
+                                lane.is_leaving};
+      for (const Fresh& fresh : news.fresh) note_taken_in(*self.in_flight.at(key_of(fresh.request->operation)), lane);
+      for (const OwnPtr& own : lane.inbox) {
+        note_taken_in(*own, lane);
         const bool may_travel = own->request->operation.kind == OpKind::allreduce &&
                                 own->request->operation.bytes() <= SmallValue::kMostBytes &&
                                 own->request->operation.bytes() >= sizeof(own->token);
         news.fresh.push_back({own->request, may_travel ? &values_[own->token].front() : nullptr});
         if (may_travel) std::memcpy(values_[own->token].data(), &own->token, sizeof(own->token));
       }
-      self.inbox.clear();
-      news.whereabouts = std::exchange(self.whereabouts, {});
-      news.has_plans_of_world = self.backlog.has_plans_of_world();
+      lane.inbox.clear();
+      news.whereabouts = std::exchange(lane.whereabouts, {});
       coordinator.begin_round(news);
     }
-    const bool keeps_deadline = self.channel->keeps_deadlines() && random_.chance(0.3);
+    const bool keeps_deadline = lane.channel->keeps_deadlines() && random_.chance(0.3);
     Round* const round = coordinator.finish_round(keeps_deadline ? now_s() + 0.2 : kNever);
     if (!round) return;
-    self.rounds_of_world += round->reach == Reach::world;
-    if (!round->question.empty()) answer_soon(self);
-    enqueue(self, *round);
-    if (!self.backlog.has_one_plan_of_world()) round->values.clear();
-    self.backlog.take_turn(round->reach, [&](const Backlog::Agreed& one) {
-      run_plan(self, *one.plan, one.reach, one.reach == Reach::world ? round->values : std::vector<const void*>());
-    });
-    if (!round->left.empty()) end(self, round->left);
+    ++lane.rounds;
+    if (!round->question.empty()) answer_soon(self, lane);
+    enqueue(self, lane, *round);
+    if (lane.backlog.size() != 1) round->values.clear();
+    if (!lane.backlog.empty()) run_plan(self, lane, *lane.backlog.take().plan, round->values);
+    if (round->closes_lanes) drain_lanes(self);
+    if (!round->left.empty()) end(self, lane, round->left);
+  }
+
+  void note_taken_in(Own& own, const Lane& lane) {
+    own.lane = lane.set;
+    own.taken_in = lane.rounds + 1;
   }
 
   // As the thread that a rank starts for it, which may have to wait for the GIL.
-  void answer_soon(Rank& self) {
+  void answer_soon(Rank& self, Lane& lane) {
     fibres_.at(fibres_.now() + random_.real(0.001, 1), [&] {
-      self.whereabouts = "in train() at train.py:1";
+      lane.whereabouts = "in train() at train.py:1";
       ++self.bell;
     });
   }
 
-  void enqueue(Rank& self, const Round& round) {
+  void drain(Rank& self, Lane& lane) {
+    lane.is_leaving = true;
+    ++self.bell;
+    fibres_.wait([&] { return lane.has_ended || self.has_ended || ether_.has_news(self.rank); });
+    ether_.listen(self.rank);
+  }
+  void drain_lanes(Rank& self) {
+    for (const auto& [set, lane] : self.lanes)
+      if (set != 0 && !lane->has_ended) drain(self, *lane);
+  }
+
+  void enqueue(Rank& self, Lane& lane, const Round& round) {
     for (const PlanPtr& plan : round.plans) {
       if (plan->parts.front()->error != ErrorKind::none)
-        run_plan(self, *plan, round.reach, {});
+        run_plan(self, lane, *plan, {});
       else
-        self.backlog.add({plan, round.reach, 0});
+        lane.backlog.add({plan, 0});
     }
   }
 
-  void run_plan(Rank& self, const Plan& plan, Reach reach, const std::vector<const void*>& values) {
-    const bool is_first = check_same_everywhere(self, plan, reach);
-    if (reach == Reach::node) check_is_of_node(self, plan);
+  void run_plan(Rank& self, Lane& lane, const Plan& plan, const std::vector<const void*>& values) {
+    const Agreement& first = *plan.parts.front();
+    if (self.membership.has(first.operation.process_set)) carry_out(self, lane, plan, values);
+    if (!std::any_of(self.awaited.begin(), self.awaited.end(), [](const OwnPtr& own) { return !own->is_done; }))
+      self.blockage.say(false);
+    self.blockage.note_carried_out(now_s());
+  }
+
+  void carry_out(Rank& self, Lane& lane, const Plan& plan, const std::vector<const void*>& values) {
+    const bool is_first = check_same_everywhere(self, lane, plan);
     if (telling_.trace)
-      trace("carries out " + plan.title + (plan.parts.front()->error == ErrorKind::none ? "" : ", as an error") +
-            (reach == Reach::node ? ", of a round on its node" : ""));
+      trace("carries out " + plan.title + (plan.parts.front()->error == ErrorKind::none ? "" : ", as an error"));
     const Agreement& first = *plan.parts.front();
     if (first.error != ErrorKind::none) {
-      for (const AgreementPtr& part : plan.parts) fail(self, *part, is_first);
-    } else {
-      if (takes_part(self, first)) meet(self, first.operation.process_set, values);
-      for (const AgreementPtr& part : plan.parts) finish(self, *part, values);
+      for (const AgreementPtr& part : plan.parts) fail(self, lane, *part, is_first);
+      return;
     }
-    if (!std::any_of(self.awaited.begin(), self.awaited.end(), [](const OwnPtr& own) { return !own->is_done; }))
-      self.coordinator.say_blocked(false);
-    self.coordinator.note_carried_out();
+    if (takes_part(self, first)) meet(self, first.operation.process_set, values);
+    for (const AgreementPtr& part : plan.parts) finish(self, lane, *part, values);
   }
 
   bool takes_part(const Rank& self, const Agreement& agreement) const {
@@ -1074,7 +1164,7 @@ class World {
     ether_.listen(self.rank);
   }
 
-  void finish(Rank& self, const Agreement& part, const std::vector<const void*>& values) {
+  void finish(Rank& self, const Lane& lane, const Agreement& part, const std::vector<const void*>& values) {
     const Operation& operation = part.operation;
     const auto it = self.in_flight.find(key_of(operation));
     const bool has_submitted = it != self.in_flight.end() && it->second->taken_in > 0;
@@ -1084,35 +1174,76 @@ class World {
       return story_.find(title_of(operation) + " is carried out, and rank " + std::to_string(self.rank) +
                          (has_submitted ? " has submitted it although it counts as joined" : " has not submitted it"));
     if (operation.kind == OpKind::join) self.has_joined = false;
-    if (!values.empty()) check_values(self, operation, values);
+    if (operation.kind == OpKind::add_process_set && self.membership.contains(part.result, self.rank))
+      make_lane(self, static_cast<int>(part.result));
+    if (operation.kind == OpKind::remove_process_set) remove(self, static_cast<int>(operation.numbers.front()));
+    if (!values.empty()) check_values(self, lane, operation, values);
     check_pace(part);
     if (has_submitted) complete(self, it, std::nullopt);
   }
 
-  void fail(Rank& self, const Agreement& part, bool is_first) {
-    if (is_first) check_error(self, part);
+  // Nobody has anything pending there: its ranks wait for all before they remove it.
+  void remove(Rank& self, int set) {
+    const auto lane = self.lanes.find(set);
+    if (lane != self.lanes.end() && !lane->second->has_ended) drain(self, *lane->second);
+    const auto pending = self.in_flight.lower_bound({set, ""});
+    if (pending != self.in_flight.end() && pending->first.first == set && !is_anything_amiss())
+      story_.find(title_of(pending->second->request->operation) + " of rank " + std::to_string(self.rank) +
+                  " is pending when its process set is removed");
+    while (true) {
+      const auto it = self.in_flight.lower_bound({set, ""});
+      if (it == self.in_flight.end() || it->first.first != set) break;
+      complete(self, it, Error(ErrorKind::failure, "its process set was removed"));
+    }
+  }
+
+  void fail(Rank& self, const Lane& lane, const Agreement& part, bool is_first) {
+    if (is_first) check_error(self, lane, part);
     const auto it = self.in_flight.find(key_of(part.operation));
     if (it != self.in_flight.end()) complete(self, it, Error(part.error, part.message));
   }
 
   void complete(Rank& self, std::map<Key, OwnPtr>::iterator it, std::optional<Error> error) {
     const OwnPtr own = it->second;
-    const auto queued = std::find(self.inbox.begin(), self.inbox.end(), own);
-    if (queued != self.inbox.end()) self.inbox.erase(queued);
+    for (const auto& [set, lane] : self.lanes) {
+      std::deque<OwnPtr>& inbox = lane->inbox;
+      inbox.erase(std::remove(inbox.begin(), inbox.end(), own), inbox.end());
+      std::vector<Fresh>& taken_in = lane->taken_in;
+      taken_in.erase(std::remove_if(taken_in.begin(), taken_in.end(),
+                                    [&](const Fresh& one) { return one.request == own->request; }),
+                     taken_in.end());
+    }
     self.in_flight.erase(it);
     own->error = std::move(error);
     own->is_done = true;
     trace((own->error ? "fails " : "finishes ") + title_of(own->request->operation));
   }
 
-  void end(Rank& self, const std::vector<int>& left) {
-    self.backlog.take_rest([&](const Backlog::Agreed& one) { run_plan(self, *one.plan, one.reach, {}); });
+  void end(Rank& self, Lane& lane, const std::vector<int>& left) {
+    while (!lane.backlog.empty()) run_plan(self, lane, *lane.backlog.take().plan, {});
+    if (lane.set != 0) return hand_on(self, lane);
+    lane.has_ended = true;
     if (!self.is_leaving && std::count(left.begin(), left.end(), self.rank))
       story_.find("rank " + std::to_string(self.rank) + " is said to leave and does not");
     for (const int rank : left)
       if (!ranks_[static_cast<size_t>(rank)]->is_leaving)
         story_.find("rank " + std::to_string(rank) + " is said to leave and does not");
+    drain_lanes(self);
     close(self, Error(ErrorKind::shut_down, "a rank has left"));
+  }
+
+  // As Engine::has_ended().
+  void hand_on(Rank& self, Lane& lane) {
+    lane.has_ended = true;
+    trace("the lane has ended");
+    ++self.bell;
+    std::vector<Fresh> pending = lane.coordinator.take_pending();
+    for (const OwnPtr& own : lane.inbox) pending.push_back({own->request});
+    lane.inbox.clear();
+    for (const Fresh& fresh : pending) self.in_flight.at(key_of(fresh.request->operation))->taken_in = 0;
+    if (!self.membership.has(lane.set)) return;
+    std::vector<Fresh>& taken_in = self.world().taken_in;
+    taken_in.insert(taken_in.end(), pending.begin(), pending.end());
   }
 
   void close(Rank& self, const Error& error) {
@@ -1129,16 +1260,8 @@ class World {
 
   // ---- rules
 
-  void check_is_of_node(const Rank& self, const Plan& plan) {
-    for (const AgreementPtr& part : plan.parts)
-      for (const int rank : self.membership.ranks(part->operation.process_set))
-        if (node_of(rank, draw_) != node_of(self.rank, draw_))
-          story_.find("a round on the node of rank " + std::to_string(self.rank) + " agrees on " +
-                      title_of(part->operation) + ", which rank " + std::to_string(rank) + " takes part in");
-  }
-
   // Whether no other rank has come to this plan before.
-  bool check_same_everywhere(Rank& self, const Plan& plan, Reach reach) {
+  bool check_same_everywhere(Rank& self, Lane& lane, const Plan& plan) {
     uint64_t signature = 14695981039346656037ull;
     const auto mix = [&](uint64_t value) { signature = (signature ^ value) * 1099511628211ull; };
     for (const AgreementPtr& part : plan.parts) {
@@ -1150,10 +1273,9 @@ class World {
         for (const int64_t row : rows) mix(static_cast<uint64_t>(row));
     }
     // Errors overtake plans that wait, each rank by its own progress, so the two kinds are compared apart.
-    const bool is_error = plan.parts.front()->error != ErrorKind::none, is_of_node = reach == Reach::node;
-    std::vector<uint64_t>& of_node = plans_of_nodes_[static_cast<size_t>(node_of(self.rank, draw_))];
-    std::vector<uint64_t>& log = is_error ? errors_ : is_of_node ? of_node : plans_;
-    uint64_t& place = is_error ? errors_seen_[self.rank] : is_of_node ? self.plans_of_node : self.plans;
+    const bool is_error = plan.parts.front()->error != ErrorKind::none;
+    std::vector<uint64_t>& log = (is_error ? errors_ : plans_)[lane.set];
+    uint64_t& place = is_error ? lane.errors : lane.plans;
     const bool is_first = place == log.size();
     if (is_first) log.push_back(signature);
     if (log[place] != signature)
@@ -1163,11 +1285,13 @@ class World {
     return is_first;
   }
 
-  void check_values(const Rank& self, const Operation& operation, const std::vector<const void*>& values) {
+  void check_values(const Rank& self, const Lane& lane, const Operation& operation,
+                    const std::vector<const void*>& values) {
     const std::vector<int>& members = self.membership.ranks(operation.process_set);
     for (size_t i = 0; i < members.size(); ++i) {
       const Rank& member = *ranks_[static_cast<size_t>(members[i])];
-      if (&member != &self && member.plans >= self.plans) continue;  // it is done, and may have submitted it again
+      // It is done, and may have submitted it again.
+      if (&member != &self && member.lanes.at(lane.set)->plans >= lane.plans) continue;
       uint64_t token;
       std::memcpy(&token, values[i], sizeof(token));
       const auto pending = member.in_flight.find(key_of(operation));
@@ -1197,7 +1321,7 @@ class World {
     });
   }
 
-  void check_error(const Rank& self, const Agreement& part) {
+  void check_error(const Rank& self, const Lane& lane, const Agreement& part) {
     const std::string what = title_of(part.operation) + " on rank " + std::to_string(self.rank) + ": " + part.message;
     if (part.error == ErrorKind::mismatch && !has_fault(Fault::mismatch) && !has_fault(Fault::only_some) &&
         !has_fault(Fault::crosswise) && part.joined.empty())
@@ -1205,7 +1329,7 @@ class World {
     if (part.error == ErrorKind::stalled) {
       // Slow links and stopped ranks may make others wait for as long.
       if (!is_anything_amiss() && !has_fault(Fault::slow_link)) story_.find("a stall without a cause: " + what);
-      check_absent(part.message, draw_.limits.stall_shutdown_s, self.rounds_of_world, "a StalledError");
+      check_absent(part.message, draw_.limits.stall_shutdown_s, lane, lane.rounds, "a StalledError");
     }
     if (part.error == ErrorKind::deadlock) check_deadlock(what);
   }
@@ -1220,22 +1344,26 @@ class World {
   }
 
   // `text` begins with the title of an operation and names the ranks that did not submit it before " did not".
-  // `round`: of the world, in which that was decided.
-  void check_absent(const std::string& text, double limit_s, uint64_t round, const std::string& kind) {
+  // `round`: of the lane, in which that was decided.
+  void check_absent(const std::string& text, double limit_s, const Lane& lane, uint64_t round,
+                    const std::string& kind) {
     const size_t begin = text.find('"'), end = text.find('"', begin + 1), did_not = text.find(" did not");
     if (did_not == std::string::npos) return story_.find(kind + " names nobody: " + text);
-    const std::string name = begin > did_not ? std::string(kJoinName) : text.substr(begin + 1, end - begin - 1);
+    const std::string name = begin > did_not ? "" : text.substr(begin + 1, end - begin - 1);
+    const auto is_it = [&](const Key& key, const OwnPtr& own) {
+      return name.empty() ? text.find(title_of(own->request->operation)) < did_not : key.second == name;
+    };
     const std::vector<int> named = ranks_in(text.substr(0, did_not));
     double oldest = kNever;
     for (const auto& rank : ranks_)
       for (const auto& [key, own] : rank->in_flight)
-        if (key.second == name) oldest = std::min(oldest, own->submitted_s);
+        if (is_it(key, own)) oldest = std::min(oldest, own->submitted_s);
     if (fibres_.now() - oldest < limit_s - 1e-6)
       story_.find(kind + " after " + std::to_string(fibres_.now() - oldest) + " s: " + text);
     for (const int rank : named) {
       const Rank& other = *ranks_.at(static_cast<size_t>(rank));
       for (const auto& [key, own] : other.in_flight)
-        if (key.second == name && own->taken_in > 0 && own->taken_in <= round)
+        if (is_it(key, own) && own->lane == lane.set && own->taken_in > 0 && own->taken_in <= round)
           story_.find(kind + " names rank " + std::to_string(rank) + ", which has submitted it: " + text);
     }
     told_.insert(named.begin(), named.end());
@@ -1319,18 +1447,13 @@ class World {
   std::vector<std::unique_ptr<SimulatedWire>> wires_;
   std::vector<std::unique_ptr<NewsNetwork>> networks_;
   std::vector<std::vector<int>> nodes_;
-  std::vector<std::unique_ptr<SimulatedWire::Messages>> on_node_;
-  std::unique_ptr<SimulatedWire::Messages> across_;
-  std::vector<std::unique_ptr<BoardChannel::Boards>> boards_;
-  std::vector<size_t> ranks_of_leaders_;  // how many are on each node
+  std::map<int, std::unique_ptr<Transports>> transports_;  // by process set
   std::vector<std::string> warnings_;
   std::map<std::string, double> last_submitted_s_;
-  std::set<int> told_;                                 // the ranks that a warning or an error has named
-  std::vector<uint64_t> plans_, errors_;               // signatures, in order
-  std::vector<std::vector<uint64_t>> plans_of_nodes_;  // of rounds on each node
-  std::map<int, uint64_t> errors_seen_;
-  std::map<std::pair<int, int>, uint64_t> met_;         // by process set and rank: how many plans it has come to
-  std::map<std::pair<int, uint64_t>, size_t> come_to_;  // by process set and number: how many ranks
+  std::set<int> told_;                                   // the ranks that a warning or an error has named
+  std::map<int, std::vector<uint64_t>> plans_, errors_;  // of each lane: signatures, in order
+  std::map<std::pair<int, int>, uint64_t> met_;          // by process set and rank: how many plans it has come to
+  std::map<std::pair<int, uint64_t>, size_t> come_to_;   // by process set and number: how many ranks
   std::map<uint64_t, std::array<char, 64>> values_;
   uint64_t tokens_ = 0;
   bool has_seen_deadlock_ = false, has_heard_of_death_ = false;
