@@ -8,74 +8,95 @@
 #include <numeric>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace ringtrain {
 
-void TreeChannel::begin_and(const Words&) {
+void TreeChannel::begin_and(const Words& words) {
   ++round_;
-  std::fill(values_.begin(), values_.end(), SmallValue());
   if (!values_.empty()) values_[static_cast<size_t>(rank())] = own_value_;
+  if (!is_direct()) return;
+  pack(words);
+  for_each_other([&](int other) { send_round(other); });
 }
 
-void TreeChannel::send_round(int to, const Words& words) {
-  const char *begin = reinterpret_cast<const char*>(words.data()),
-             *values = reinterpret_cast<const char*>(values_.data());
+bool TreeChannel::finish_and(Words& words, double) {
+  if (!is_direct()) {
+    go_up_and_down(words);
+    return true;
+  }
+  if (std::isfinite(patience_s_)) call_late();
+  for_each_other([&](int other) { hear(other, words); });
+  return true;
+}
+
+void TreeChannel::pack(const Words& words) {
   const uint64_t size = words.size();
-  const char* size_begin = reinterpret_cast<const char*>(&size);
-  message_.assign(size_begin, size_begin + sizeof(size));
-  message_.insert(message_.end(), begin, begin + words.size() * sizeof(uint64_t));
-  message_.insert(message_.end(), values, values + values_.size() * sizeof(SmallValue));
-  wire_.send(to, Tag::bits, message_.data(), message_.size());
+  message_.resize(message_bytes(size));
+  std::memcpy(message_.data(), &size, sizeof(size));
+  std::memcpy(message_.data() + sizeof(size), words.data(), size * sizeof(uint64_t));
+  if (!values_.empty())
+    std::memcpy(message_.data() + message_.size() - sizeof(SmallValue), &own_value_, sizeof(SmallValue));
 }
 
 // A Network takes a message that is shorter than what was asked for.
 void TreeChannel::receive_round(int from, Words& words) {
-  const size_t bytes = words.size() * sizeof(uint64_t);
   uint64_t size = 0;
-  message_.assign(sizeof(size) + bytes + values_.size() * sizeof(SmallValue), 0);
+  message_.assign(message_bytes(words.size()), 0);
   wire_.receive(from, Tag::bits, message_.data(), message_.size());
   std::memcpy(&size, message_.data(), sizeof(size));
   if (size != words.size())
     throw invalid_from(wire_.rank_of_world(from),
                        std::to_string(size) + " words of a round that has " + std::to_string(words.size()));
-  std::memcpy(words.data(), message_.data() + sizeof(size), bytes);
-  for (size_t i = 0; i < values_.size(); ++i) {
-    SmallValue value;
-    std::memcpy(&value, message_.data() + sizeof(size) + bytes + i * sizeof(SmallValue), sizeof(SmallValue));
-    if (value.bytes > SmallValue::kMostBytes)
-      throw invalid_from(wire_.rank_of_world(from), "a value of " + std::to_string(value.bytes) + " bytes");
-    if (value.slot >= 0) values_[i] = value;
-  }
+  std::memcpy(words.data(), message_.data() + sizeof(size), size * sizeof(uint64_t));
+  if (values_.empty()) return;
+  SmallValue& value = values_[static_cast<size_t>(from)];
+  std::memcpy(&value, message_.data() + message_.size() - sizeof(SmallValue), sizeof(SmallValue));
+  if (value.bytes > SmallValue::kMostBytes)
+    throw invalid_from(wire_.rank_of_world(from), "a value of " + std::to_string(value.bytes) + " bytes");
 }
 
-bool TreeChannel::finish_and(Words& words, double) {
-  Words theirs(words.size());
+void TreeChannel::hear(int from, Words& words) {
+  theirs_.resize(words.size());
+  receive_round(from, theirs_);
+  for (size_t i = 0; i < words.size(); ++i) words[i] &= theirs_[i];
+}
+
+void TreeChannel::call_late() {
+  const double end = now_s() + patience_s_;
+  for_each_other([&](int other) {
+    if (!wire_.arrives_within(other, Tag::bits, std::max(0.0, end - now_s()))) call(other);
+  });
+}
+
+void TreeChannel::go_up_and_down(Words& words) {
   bool has_called = !std::isfinite(patience_s_);
   for (int child = first_child(); child < end_of_children(); ++child) {
     if (!has_called && !wire_.arrives_within(child, Tag::bits, patience_s_)) {
       call_neighbours();
       has_called = true;
     }
-    receive_round(child, theirs);
-    for (size_t i = 0; i < words.size(); ++i) words[i] &= theirs[i];
+    hear(child, words);
   }
+  pack(words);
   if (rank() != 0) {
-    send_round(parent(), words);
-    receive_round(parent(), theirs);
+    send_round(parent());
+    theirs_.resize(words.size());
+    receive_round(parent(), theirs_);
     for (size_t i = 0; i < words.size(); ++i)
-      if (theirs[i] & ~words[i])
+      if (theirs_[i] & ~words[i])
         throw invalid_from(wire_.rank_of_world(parent()), "bits that are not set on all ranks");
-    words.swap(theirs);
+    words.swap(theirs_);
   }
-  for (int child = first_child(); child < end_of_children(); ++child) send_round(child, words);
-  return true;
+  // The message of the parent goes on to the children as it is.
+  for (int child = first_child(); child < end_of_children(); ++child) send_round(child);
 }
 
 // A rank that is called comes to the round and, if it has to wait there, calls its own neighbours: all are reached in
 // O(log size) hops. One that has its answer already is called for nothing.
 void TreeChannel::call_neighbours() {
-  if (rank() != 0) wire_.send(parent(), Tag::call, &round_, sizeof(round_));
-  for (int child = first_child(); child < end_of_children(); ++child)
-    wire_.send(child, Tag::call, &round_, sizeof(round_));
+  if (rank() != 0) call(parent());
+  for (int child = first_child(); child < end_of_children(); ++child) call(child);
 }
 
 bool TreeChannel::is_called() {
@@ -85,7 +106,8 @@ bool TreeChannel::is_called() {
     // No rank can be further than one round ahead of this one.
     if (round <= round_ + 1) called_for_ = std::max(called_for_, round);
   }
-  return called_for_ > round_ || wire_.has_arrived(Tag::bits);
+  // A rank of the tree that has told its parent does not call it.
+  return called_for_ > round_ || (!is_direct() && wire_.has_arrived(Tag::bits));
 }
 
 // A subtree's message is those of its ranks, which are consecutive, in order.

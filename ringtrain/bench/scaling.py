@@ -32,8 +32,8 @@ from ringtrain.timeline.report import trace
 # and a network that has less to give than all its links together.
 
 
-# As tree_channel.h has it.
-_CHILDREN = 4
+# As tree_channel.h has them.
+_CHILDREN, _MOST_DIRECT = 4, 8
 _PLAN_BYTES = 128 << 20
 
 
@@ -70,8 +70,9 @@ def levels_of_tree(hosts: int) -> int:
 
 
 def round_s(cluster: Cluster) -> float:
-    """The ranks agree on what to do next: up the tree and down again."""
-    return 2 * levels_of_tree(cluster.hosts) * cluster.latency_s
+    """The ranks agree on what to do next: few hosts tell each other, more go up a tree and down again."""
+    hops = min(cluster.hosts - 1, 1) if cluster.hosts <= _MOST_DIRECT else 2 * levels_of_tree(cluster.hosts)
+    return hops * cluster.latency_s
 
 
 def ring_s(cluster: Cluster, size: int) -> float:

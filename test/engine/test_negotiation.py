@@ -114,7 +114,9 @@ def test_small_values_of_up_to_eight_ranks_travel_in_the_messages_of_the_bits(si
         told, before = simulation.messages_handled(), simulation.came_with_values()
         simulation.round(fresh)
         handled = [after - early for after, early in zip(simulation.messages_handled(), told, strict=True)]
-        assert handled[0] == 2 * min(4, size - 1) and sum(handled) == 2 * 2 * (size - 1)
+        # each sends to each of the others, or to its parent and its children
+        others, all_sent = (size - 1, size * (size - 1)) if come else (4, 2 * (size - 1))
+        assert handled[0] == 2 * others and sum(handled) == 2 * all_sent
         assert simulation.came_with_values() == [values + early for early in before]
 
 
@@ -760,8 +762,8 @@ def test_names_that_never_come_again_take_no_more_room():
     names_only = Simulation(2, cache_capacity=64)
     for step in range(2000):
         step_of(names_only, [f"loss {step}"])
-    # the number of words, the row of a full cache and a value of each rank, there and back
-    assert bytes_of_empty_round(names_only) == 2 * (8 + (2 + 1) * 8 + 2 * 72)
+    # the number of words, the row of a full cache and a value, there and back
+    assert bytes_of_empty_round(names_only) == 2 * (8 + (2 + 1) * 8 + 72)
 
 
 def question(tag):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from simulate.programs import Patch
 
 _COORDINATOR, _LEDGER = "coordination/coordinator.cc", "coordination/ledger.cc"
-_ALARM = "network/alarm.cc"
+_ALARM, _CHANNEL = "network/alarm.cc", "coordination/tree_channel.cc"
 _CONNECTOR, _DIALLING, _NETWORK = "network/connector.cc", "network/dialling.cc", "network/sockets.cc"
 
 NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
@@ -94,13 +94,31 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         "limits_.shutdown_s == 0 || is_new(it->second) || is_join(it->first) ||",
     ),
     "a call is heard by one neighbour only": Patch(
-        "coordination/tree_channel.cc",
-        "  for (int child = first_child(); child < end_of_children(); ++child)\n"
-        "    wire_.send(child, Tag::call, &round_, sizeof(round_));",
+        _CHANNEL,
+        "  for (int child = first_child(); child < end_of_children(); ++child) call(child);",
         "",
     ),
+    "one of few ranks calls nobody": Patch(_CHANNEL, "std::isfinite(patience_s_)) call_late", "rank() != 1) call_late"),
+    "one of few ranks does not wait for the last of the others": Patch(
+        _CHANNEL,
+        "for_each_other([&](int other) { hear(other, words); });",
+        "for_each_other([&](int other) {\n"
+        "    const bool is_last = rank() == 1 && (other + 1) % size() == rank();\n"
+        "    if (!is_last || wire_.arrives_within(other, Tag::bits, 0)) hear(other, words);\n"
+        "  });",
+    ),
+    "the bits of one of few ranks are left out": Patch(
+        _CHANNEL,
+        "for_each_other([&](int other) { hear(other, words); });",
+        "for_each_other([&](int other) {\n    Words none = words;\n    hear(other, other == 1 ? none : words);\n  });",
+    ),
+    "words of the next round are taken for those of this one": Patch(
+        _CHANNEL,
+        "  receive_round(from, theirs_);\n  for",
+        "  do receive_round(from, theirs_);\n  while (wire_.arrives_within(from, Tag::bits, 0));\n  for",
+    ),
     "a leader does not hear the call of another node": Patch(
-        "coordination/tree_channel.cc", "cross_->is_called() || !may_end(words)", "!may_end(words)"
+        _CHANNEL, "cross_->is_called() || !may_end(words)", "!may_end(words)"
     ),
     "a round on a node agrees on operations of other nodes": Patch(
         _COORDINATOR, "    bits[i] &= sorts_->of_node[i];\n", ""

@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "coordination/coordinator.h"
@@ -22,6 +22,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr unsigned kLongest_s = 10;
 constexpr int kRounds = 3;
 constexpr int kSetOfVictim = 1;  // the other rank is not in it
+constexpr int kLeaf = 8;         // with rank 1 as its parent, in a world with too many ranks for direct messages
+static_assert(kLeaf + 1 > TreeChannel::kMostDirect);
 
 struct Counts {
   int taken = 0, refused = 0;
@@ -130,10 +132,10 @@ void require_sound(const Round& round, const std::vector<RequestPtr>& requests) 
   for (const int rank : round.left) require(rank == 0 || rank == 1, "a rank has left that does not exist");
 }
 
-// The other one of two ranks, which answers whatever it is asked for.
+// The other one of two ranks, or the parent of one of many, which answers whatever it is asked for.
 class LyingWire final : public Wire {
  public:
-  LyingWire(int rank, Draw& draw) : rank_(rank), draw_(draw) {}
+  LyingWire(int rank, int size, Draw& draw) : rank_(rank), size_(size), draw_(draw) {}
 
   void set_message(Bytes message) {
     message_ = std::move(message);
@@ -146,7 +148,7 @@ class LyingWire final : public Wire {
   void note_lie(bool lies) { has_lied_ |= lies; }
 
   int rank() const override { return rank_; }
-  int size() const override { return 2; }
+  int size() const override { return size_; }
   void send(int, Tag, const void*, size_t) override {}
   void receive(int, Tag tag, void* data, size_t bytes) override {
     if (tag == Tag::bits) return tell_bits(static_cast<char*>(data), bytes);
@@ -165,11 +167,12 @@ class LyingWire final : public Wire {
   bool arrives_within(int, Tag, double) override { return true; }
 
  private:
-  // "All stay, something is new", and now and then bits that nobody has set, or another number of words. A value of
-  // each rank comes with them, now and then one that is too long.
+  // "All stay, something is new", and now and then bits that nobody has set, or another number of words. Among two
+  // ranks a value comes with them, now and then one that is too long.
   void tell_bits(char* data, size_t bytes) {
-    std::array<SmallValue, 2> values;
-    uint64_t size = (bytes - sizeof(size) - sizeof(values)) / sizeof(uint64_t);
+    const bool is_direct = size_ == 2;
+    const size_t value_bytes = is_direct ? sizeof(SmallValue) : 0;
+    uint64_t size = (bytes - sizeof(size) - value_bytes) / sizeof(uint64_t);
     Words words(size);
     words.back() = 2;
     if (draw_.one_in(100)) {
@@ -180,24 +183,26 @@ class LyingWire final : public Wire {
       note_lie(true);
       for (uint64_t& word : words) word = draw_.one_in(4) ? draw_.any() : word;
     }
-    for (SmallValue& value : values) {
-      const bool is_long = draw_.one_in(40);
-      note_lie(is_long);
-      has_told_long_value_ |= is_long;
-      value.slot = static_cast<int32_t>(draw_.below(3)) - 1;
-      value.bytes = static_cast<uint32_t>(draw_.below(SmallValue::kMostBytes + 1));
-      if (is_long) value.bytes += SmallValue::kMostBytes + 1;
-    }
     std::memcpy(data, &size, sizeof(size));
     std::memcpy(data + sizeof(size), words.data(), words.size() * sizeof(uint64_t));
-    std::memcpy(data + bytes - sizeof(values), values.data(), sizeof(values));
+    if (is_direct) tell_value(data + bytes - value_bytes);
+  }
+  void tell_value(char* data) {
+    const bool is_long = draw_.one_in(20);
+    note_lie(is_long);
+    has_told_long_value_ |= is_long;
+    SmallValue value;
+    value.slot = static_cast<int32_t>(draw_.below(3)) - 1;
+    value.bytes = static_cast<uint32_t>(draw_.below(SmallValue::kMostBytes + 1));
+    if (is_long) value.bytes += SmallValue::kMostBytes + 1;
+    std::memcpy(data, &value, sizeof(value));
   }
   void tell_message(char* data, size_t bytes) {
     std::memset(data, 0, bytes);
     std::memcpy(data, message_.data(), std::min(bytes, message_.size()));
   }
 
-  const int rank_;
+  const int rank_, size_;
   Draw& draw_;
   Bytes message_;
   bool has_told_length_ = false, has_lied_ = false, has_told_long_value_ = false;
@@ -251,6 +256,19 @@ void try_rounds(Draw& draw, LyingWire& wire) {
   }
 }
 
+// A leaf of the tree hears from its parent which bits all have set.
+void try_result(Draw& draw, LyingWire& wire) {
+  TreeChannel channel(wire, kNever, true);
+  for (int round = 0; round < kRounds; ++round) {
+    Words words(1 + draw.below(3)), own;
+    for (uint64_t& word : words) word = draw.any();
+    words.back() |= 2;
+    own = words;
+    channel.and_bits(words);
+    for (size_t i = 0; i < words.size(); ++i) require(!(words[i] & ~own[i]), "a bit that is not set here is taken");
+  }
+}
+
 }  // namespace
 
 void try_negotiation(int trials, uint64_t seed) {
@@ -259,13 +277,18 @@ void try_negotiation(int trials, uint64_t seed) {
     std::fprintf(stderr, "seed %llu\n", static_cast<unsigned long long>(seed));
     alarm(kLongest_s);
     Draw draw(seed);
-    LyingWire wire(static_cast<int>(draw.below(2)), draw);
+    const bool is_leaf = draw.one_in(10);
+    const int rank = is_leaf ? kLeaf : static_cast<int>(draw.below(2));
+    LyingWire wire(rank, is_leaf ? kLeaf + 1 : 2, draw);
     try {
-      try_rounds(draw, wire);
+      if (is_leaf)
+        try_result(draw, wire);
+      else
+        try_rounds(draw, wire);
       ++counts.taken;
     } catch (const Error& error) {
       const std::string text = error.what();
-      const std::string beginning = "rank " + std::to_string(1 - wire.rank()) + " has sent ";
+      const std::string beginning = "rank " + std::to_string(is_leaf ? 1 : 1 - rank) + " has sent ";
       require(error.kind() == ErrorKind::failure && text.find(beginning) == 0, "an error that names nobody: " + text);
       require(wire.has_lied(), "what is true is refused: " + text);
       ++counts.refused;

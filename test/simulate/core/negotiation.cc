@@ -154,9 +154,12 @@ class Drawing {
 
  private:
   void draw_world() {
-    draw_.ranks = random_.chance(0.1) ? random_.between(7, 12) : random_.between(2, 6);
+    // As many as use the tree of a TreeChannel, and as few as send to each other.
+    const bool are_many = random_.chance(0.2);
+    draw_.ranks = are_many ? random_.between(9, 13) : random_.between(2, random_.chance(0.9) ? 6 : 8);
     if (is_large_) draw_.ranks = draw_large();
     draw_.nodes = random_.chance(0.3) ? random_.between(2, std::min(3, draw_.ranks)) : 1;
+    if (are_many && !is_large_ && random_.chance(0.2)) draw_.nodes = random_.between(9, draw_.ranks);
     draw_.shares_memory = random_.chance(0.5);
     draw_.delay_least = random_.real(1e-6, 1e-4);
     draw_.delay_most = draw_.delay_least + random_.real(0, random_.chance(0.5) ? 0.001 : 0.05);
@@ -797,13 +800,14 @@ class World {
     }
   }
 
-  // All ranks are connected in a tree before they have channels, as by Fabric::connect().
+  // All ranks are connected before they have channels, as by Fabric::connect(): to each other, or in a tree.
   void make_alarms() {
-    constexpr int kChildren = 4;
+    constexpr int kChildren = 4, kMostDirect = 8;
     std::vector<RankName> names;
     std::vector<int> all;
     for (int rank = 0; rank < draw_.ranks; ++rank) {
       if (rank > 0) ether_.connect(rank, (rank - 1) / kChildren);
+      for (int other = 0; other < rank && draw_.ranks <= kMostDirect; ++other) ether_.connect(rank, other);
       names.push_back({rank, "h", 0});
       all.push_back(rank);
     }
