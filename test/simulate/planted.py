@@ -49,9 +49,9 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         _COORDINATOR, "if (decision.tuning || !decision.joined.empty()) cache_.forget_plans();", ""
     ),
     "a deadlock is told although a rank has just been woken": Patch(
-        _COORDINATOR,
-        "return plans_to_carry_out_ == 0 && now - carried_out_s_ >= kQuietBeforeDeadlock_s;",
-        "return true;",
+        "coordination/blockage.h",
+        "if (plans_to_carry_out_ != 0 || now - carried_out_s_ < kQuietBeforeDeadlock_s) return 0;",
+        "",
     ),
     "a rank leaves without a word to those that see its connection end": Patch(
         _ALARM, "if (all_.would_see_end_at(rank)) send", "if (all_.would_see_end_at(rank) && is_neighbour(rank)) send"
@@ -118,28 +118,21 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         "  do receive_round(from, theirs_);\n  while (wire_.arrives_within(from, Tag::bits, 0));\n  for",
     ),
     "a leader does not hear the call of another node": Patch(
-        _CHANNEL, "cross_->is_called() || !may_end(words)", "!may_end(words)"
+        "coordination/tree_channel.h",
+        "return node_->is_called() || (cross_ && cross_->is_called());",
+        "return node_->is_called();",
     ),
-    "a round on a node agrees on operations of other nodes": Patch(
-        _COORDINATOR, "    bits[i] &= sorts_->of_node[i];\n", ""
+    "a lane that ends forgets what other ranks know of": Patch(
+        _COORDINATOR, "for (auto& [key, one] : announced_) pending.push_back(std::move(one));", ""
     ),
-    "a round ends on the node although its ranks are ready for an operation with other nodes": Patch(
-        _COORDINATOR, "if (row[i] & sorts_->across_nodes[i]) return false;", ""
+    "the ranks of a lane go by their places": Patch(
+        _COORDINATOR, "rank_(members_.at(static_cast<size_t>(channel.rank()))),", "rank_(channel.rank()),"
     ),
-    "a round ends on the node although a plan of the world is left": Patch(
-        _COORDINATOR, "if (has_plans_of_world_ || (flags", "if ((flags"
+    "a lane does not end when all ranks are blocked": Patch(
+        _COORDINATOR, "round_.closes_lanes = are_all_blocked_ &&", "round_.closes_lanes = false &&"
     ),
-    "what a round on a node has used counts on that node alone": (
-        Patch(_COORDINATOR, "if (is_of_world) cache_.use(slot);", "cache_.use(slot);"),
-        Patch(_COORDINATOR, "    cache_.use(slot);\n  });\n  used_on_node_", "  });\n  used_on_node_"),
-    ),
-    "a plan of the node takes the turn of a plan of the world": Patch(
-        "coordination/backlog.h",
-        "while (!of_node_.empty() && of_node_.priority() >= priority) carry_out(of_node_.take());",
-        "if (!of_node_.empty() && of_node_.priority() >= priority) return carry_out(of_node_.take());",
-    ),
-    "a rank with a plan of its node drops values that have arrived": Patch(
-        "coordination/backlog.h", "return of_world_.size() == 1;", "return of_world_.size() + of_node_.size() == 1;"
+    "what a lane has agreed on is not waited for before a deadlock is told": Patch(
+        "coordination/blockage.h", "if (plans_to_carry_out_ != 0 || now", "if (now"
     ),
 }
 
