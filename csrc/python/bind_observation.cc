@@ -55,7 +55,7 @@ nb::dict counters() {
   const Coordinator::Counts counts = require_engine()->counts();
   nb::dict all;
   all["rounds"] = counts.rounds;
-
+  all["rounds_on_node"] = require_engine()->rounds_on_node();
   all["cache_hits"] = counts.agreed_by_bit;
   all["cache_misses"] = counts.announced;
   all["came_last"] = counts.came_last;

@@ -99,8 +99,17 @@ void Engine::change_lanes(const std::function<void(Lanes&)>& change) {
 }
 
 Coordinator::Counts Engine::counts() {
-  Coordinator::Counts sum = {};
-  for (const auto& lane : *lanes()) sum += lane->counts();
+  const Lock lock(lanes_mutex_);
+  Coordinator::Counts sum = counts_of_ended_;
+  for (const auto& lane : *lanes_) sum += lane->counts();
+  return sum;
+}
+
+uint64_t Engine::rounds_on_node() {
+  const Lock lock(lanes_mutex_);
+  uint64_t sum = rounds_on_node_of_ended_;
+  for (const auto& lane : *lanes_)
+    if (lane->is_on_node()) sum += lane->counts().rounds;
   return sum;
 }
 
@@ -254,10 +263,17 @@ void Engine::close(int process_set, ErrorKind kind, const std::string& why) {
 void Engine::has_ended(Lane& lane, const std::vector<int>& left) {
   if (&lane == world_lane_.get()) return end(left);
   const int process_set = lane.process_set();
-  const std::shared_ptr<Lane> keeps_it = lane_of(process_set);
+  const auto is_used_no_more = [](const std::shared_ptr<Lane>& one) { return one.use_count() == 1; };
+  ended_.erase(std::remove_if(ended_.begin(), ended_.end(), is_used_no_more), ended_.end());
+  ended_.push_back(lane_of(process_set));
   change_lanes([&](Lanes& lanes) {
     lanes.erase(std::find_if(lanes.begin(), lanes.end(), [&](const auto& one) { return one.get() == &lane; }));
   });
+  {
+    const Lock lock(lanes_mutex_);
+    counts_of_ended_ += lane.counts();
+    if (lane.is_on_node()) rounds_on_node_of_ended_ += lane.counts().rounds;
+  }
   inbox_.allow(process_set, world_lane_->arrivals());
   std::vector<Fresh> pending = lane.take_pending();
   if (sets_.membership().has(process_set)) world_lane_->take_in(std::move(pending));

@@ -66,8 +66,10 @@ class Engine final : private Lane::Owner {
   // Any thread. The last operations, and sums over all of them.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
   TotalsOfKinds totals() { return inbox_.totals(); }
-  // Of all lanes.
+  // Of all lanes, also those that have ended.
   Coordinator::Counts counts();
+  // How many of these rounds no other node took part in, those of lanes of ranks of this node.
+  uint64_t rounds_on_node();
   // Any thread. How long callers have waited for Handles so far, summed over their threads.
   double exposed_s() const { return static_cast<double>(exposed_ns_) * 1e-9; }
   // Any thread. In the world.
@@ -149,6 +151,10 @@ class Engine final : private Lane::Owner {
   Mutex lanes_mutex_;
   std::shared_ptr<const Lanes> lanes_ GUARDED_BY(lanes_mutex_);  // never changed, but replaced
   std::shared_ptr<Lane> world_lane_;                             // constant after construction
+  // Those that have ended, until nobody else has them: with the turn they are destroyed.
+  std::vector<std::shared_ptr<Lane>> ended_ GUARDED_BY(turn);
+  Coordinator::Counts counts_of_ended_ GUARDED_BY(lanes_mutex_) = {};
+  uint64_t rounds_on_node_of_ended_ GUARDED_BY(lanes_mutex_) = 0;
 
   // On the lookout only.
   Waiter own_waiter_;

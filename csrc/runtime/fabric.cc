@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <string>
@@ -86,6 +87,39 @@ int World::place_on_node(int member) const {
   return static_cast<int>(std::count(nodes.begin(), nodes.begin() + member, nodes[static_cast<size_t>(member)]));
 }
 
+void LaneCalls::send(int rank, int process_set, uint64_t round) {
+  const Call call = {process_set, round};
+  world_.post(rank, 0, &call, sizeof(call));
+}
+
+void LaneCalls::look() {
+  while (world_.has_arrived_from_any(0)) {
+    Call call = {};
+    const auto message = world_.take(world_.sender(0), 0, sizeof(call));
+    std::memcpy(&call, message->data(), sizeof(call));
+    uint64_t& latest = latest_[static_cast<int>(call.process_set)];
+    latest = std::max(latest, call.round);
+    bell_.ring();
+  }
+}
+
+uint64_t LaneCalls::take(int process_set) {
+  const uint64_t round = latest_.at(process_set);
+  latest_.erase(process_set);
+  return round;
+}
+
+void NetworkWire::call(int to, const void* round) {
+  uint64_t number;
+  std::memcpy(&number, round, sizeof(number));
+  calls_->send(peers_.ranks()[static_cast<size_t>(to)], process_set_, number);
+}
+
+void NetworkWire::take_call(void* round) {
+  const uint64_t number = calls_->take(process_set_);
+  std::memcpy(round, &number, sizeof(number));
+}
+
 ArrivalBell::ArrivalBell(int descriptor, Flag& bell)
     : network_(descriptor), bell_(bell), epoll_(epoll_create1(EPOLL_CLOEXEC)), end_(eventfd(0, EFD_CLOEXEC)) {
   epoll_event network = event_of(network_, 0), end = event_of(end_.number(), EPOLLIN);
@@ -139,10 +173,11 @@ void Fabric::connect(const Options& options, Resources& resources) {
   TreeChannel bootstrap(*wire, std::numeric_limits<double>::infinity(), false);
   if (options.shared_memory == "auto") make_node(bootstrap);
   if (node_) make_arena(resources, bootstrap);
-  const bool has_leaders = node_ && node_->size() < world_.size();
-  make_channel(line_, placement, node_ ? on_node(node_->boards(), placement, watch()) : nullptr,
-               has_leaders ? kLeaderWireTag : kWorldWireTag);
+  make_channel(line_, placement, node_ ? on_node(node_->boards(), placement, watch()) : nullptr, 0);
   const bool share_memory = node_ && node_->size() == world_.size();
+  if (!share_memory)
+    lane_calls_ =
+        std::make_unique<LaneCalls>(Endpoint(*network_, placement.ranks, world_.rank, kLaneCallsTag, &watch()), bell());
   if (share_memory) {
     watch().stop_listening_to(*alarm_);
     alarm_.reset();
@@ -197,20 +232,26 @@ std::unique_ptr<ShmChannel> Fabric::on_node(Boards boards, const Placement& plac
   return std::make_unique<ShmChannel>(boards, placement.place_on_node(), std::move(doorbells), watch);
 }
 
-void Fabric::make_channel(Line& line, const Placement& placement, std::unique_ptr<ShmChannel> on_node, int tag) {
+void Fabric::make_channel(Line& line, const Placement& placement, std::unique_ptr<ShmChannel> on_node,
+                          int process_set) {
+  const int tag_of_world = on_node ? kLeaderWireTag : kWorldWireTag;
+  const int tag = process_set == 0 ? tag_of_world : lane_tag(process_set);
+  LaneCalls* const calls = process_set == 0 ? nullptr : lane_calls_.get();
   const auto wire_between = [&](const std::vector<int>& ranks, int own) {
-    return std::make_unique<NetworkWire>(Endpoint(*network_, ranks, own, tag, &line.watch));
+    return std::make_unique<NetworkWire>(Endpoint(*network_, ranks, own, tag, &line.watch), calls, process_set);
   };
   if (placement.ranks.size() == 1) {
     line.channel = std::make_unique<SelfChannel>();
     return;
   }
   if (!on_node) {
+    line.is_over_network = true;
     line.wire = wire_between(placement.ranks, placement.own);
     line.channel = std::make_unique<TreeChannel>(*line.wire, kPatience_s, true);
     return;
   }
-  if (placement.is_on_one_node()) {
+  line.is_over_network = !placement.is_on_one_node();
+  if (!line.is_over_network) {
     line.channel = std::move(on_node);
     return;
   }
@@ -253,7 +294,8 @@ std::unique_ptr<Line> Fabric::open_line(int process_set, const Placement& placem
     const auto size = static_cast<int>(placement.on_node(placement.own_node()).size());
     on_node = this->on_node(Boards(line->boards.data(), size, kLaneBoardBytes), placement, line->watch);
   }
-  make_channel(*line, placement, std::move(on_node), lane_tag(process_set));
+  if (lane_calls_) lane_calls_->forget(process_set);
+  make_channel(*line, placement, std::move(on_node), process_set);
   return line;
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -53,11 +54,39 @@ struct World {
   int ranks_on_own_node() const;
 };
 
+// The calls for rounds of all lanes but that of the world, in messages of one tag: to look for those of hundreds of lanes
+// that do nothing costs no more than to look for those of one. Requires Engine::turn_.
+class LaneCalls {
+ public:
+  // `bell` rings when a call has come. Both outlive this.
+  LaneCalls(Endpoint world, Flag& bell) : world_(std::move(world)), bell_(bell) {}
+
+  void send(int rank, int process_set, uint64_t round);
+  // Takes those that have come.
+  void look();
+  // The latest round of this set that was called for since the last take(); 0: none.
+  bool has(int process_set) const { return latest_.count(process_set) > 0; }
+  uint64_t take(int process_set);
+  void forget(int process_set) { latest_.erase(process_set); }
+
+ private:
+  struct Call {
+    int64_t process_set;
+    uint64_t round;
+  };
+
+  Endpoint world_;
+  Flag& bell_;
+  std::map<int, uint64_t> latest_;  // by process set
+};
+
 // A Wire over messages of the Network.
 class NetworkWire final : public Wire {
  public:
-  // A tag for each value of Tag, from that of `peers` on, belongs to this wire.
-  explicit NetworkWire(Endpoint peers) : peers_(std::move(peers)) {}
+  // A tag for each value of Tag, from that of `peers` on, belongs to this wire. `calls`: null where calls are messages
+  // like others.
+  explicit NetworkWire(Endpoint peers, LaneCalls* calls = nullptr, int process_set = 0)
+      : peers_(std::move(peers)), calls_(calls), process_set_(process_set) {}
   // The last messages of a wire are what the others need to end well.
   ~NetworkWire() override {
     constexpr double kMoment_s = 1;
@@ -69,6 +98,7 @@ class NetworkWire final : public Wire {
   int rank_of_world(int rank) const override { return peers_.ranks()[static_cast<size_t>(rank)]; }
 
   void send(int to, Tag tag, const void* data, size_t bytes) override {
+    if (tag == Tag::call && calls_) return call(to, data);
     peers_.post(to, static_cast<int>(tag), data, bytes);
   }
   void receive(int from, Tag tag, void* data, size_t bytes) override {
@@ -76,15 +106,24 @@ class NetworkWire final : public Wire {
     std::copy(message->begin(), message->end(), static_cast<char*>(data));
   }
   void receive_from_any(Tag tag, void* data, size_t bytes) override {
+    if (tag == Tag::call && calls_) return take_call(data);
     receive(peers_.sender(static_cast<int>(tag)), tag, data, bytes);
   }
-  bool has_arrived(Tag tag) override { return peers_.has_arrived_from_any(static_cast<int>(tag)); }
+  bool has_arrived(Tag tag) override {
+    if (tag == Tag::call && calls_) return calls_->has(process_set_);
+    return peers_.has_arrived_from_any(static_cast<int>(tag));
+  }
   bool arrives_within(int from, Tag tag, double seconds) override {
     return peers_.arrives_within(from, static_cast<int>(tag), seconds);
   }
 
  private:
+  void call(int to, const void* round);
+  void take_call(void* round);
+
   Endpoint peers_;
+  LaneCalls* const calls_;
+  const int process_set_;
 };
 
 // Rings the engine's bell when something has come from another host, so that an engine without work can sleep until
@@ -111,7 +150,7 @@ class ArrivalBell {
 // lane eight from kFirstLaneTag on. MPI guarantees those up to 32,767.
 constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kAlarmTag = 15, kFirstGroupTag = 16, kGroupTags = 16000;
 constexpr int kTransferTag = kFirstGroupTag + kGroupTags, kFirstLaneTag = kTransferTag + 1, kLanes = 2000;
-constexpr int kTagsOfLane = 8, kTransferTagOfLane = 7;
+constexpr int kTagsOfLane = 8, kTransferTagOfLane = 7, kLaneCallsTag = kFirstLaneTag + kLanes * kTagsOfLane;
 constexpr int lane_tag(int process_set) { return kFirstLaneTag + process_set % kLanes * kTagsOfLane; }
 
 // How some ranks negotiate, and hear of each other meanwhile.
@@ -122,6 +161,7 @@ struct Line {
   SharedSegment boards;               // of a process set's ranks on this node
   std::unique_ptr<NetworkWire> wire;  // between all of them, or between the leaders of the nodes
   std::unique_ptr<Channel> channel;
+  bool is_over_network = false;
 };
 
 class Fabric {
@@ -135,6 +175,10 @@ class Fabric {
   Line& line() { return line_; }
   // Makes the Line of a process set. All ranks of the world at the same time; null for those outside the set.
   std::unique_ptr<Line> open_line(int process_set, const Placement& placement);
+  // Takes calls for rounds of process sets, whose Lines then know of them.
+  void hear_calls() {
+    if (lane_calls_) lane_calls_->look();
+  }
   // Any thread.
   OwnFailure& own_failure() { return own_failure_; }
   Network* network() { return network_.get(); }  // null in a world of one rank
@@ -158,8 +202,8 @@ class Fabric {
   void make_node(Channel& bootstrap);
   void make_arena(Resources& resources, Channel& bootstrap);
   std::unique_ptr<ShmChannel> on_node(Boards boards, const Placement& placement, Watch& watch);
-  // `on_node`: null where ranks share no memory. `tag`: of the wire.
-  void make_channel(Line& line, const Placement& placement, std::unique_ptr<ShmChannel> on_node, int tag);
+  // `on_node`: null where ranks share no memory.
+  void make_channel(Line& line, const Placement& placement, std::unique_ptr<ShmChannel> on_node, int process_set);
 
   const World& world_;
   OwnFailure own_failure_;
@@ -169,6 +213,7 @@ class Fabric {
   std::unique_ptr<Node> node_;
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Alarm> alarm_;
+  std::unique_ptr<LaneCalls> lane_calls_;  // where not all ranks share memory
   std::unique_ptr<ArrivalBell> arrival_bell_;  // where the Network has what it needs
 };
 

@@ -242,7 +242,11 @@ bool Lane::has_own_work() {
 bool Lane::is_called() {
   if (has_ended_) return false;
   bool is_called = false;
-  if (!trouble_) trouble_ = error_of([&] { is_called = line_.channel->is_called(); });
+  if (!trouble_)
+    trouble_ = error_of([&] {
+      if (process_set_ == 0) shared_.fabric.hear_calls();  // for all lanes
+      is_called = line_.channel->is_called();
+    });
   return is_called || trouble_;
 }
 
@@ -335,7 +339,7 @@ void Lane::observe(const Plan& plan, double seconds) {
 // caller may have counted the thread on the lookout while it was awake.
 void Lane::fall_asleep() {
   if (has_rung_for_new_) has_rung_for_new_.exchange(false);
-  if (is_counted_asleep_) return;
+  if (is_counted_asleep_ || has_ended_) return;
   shared_.fabric.bell().add_sleeper();
   is_counted_asleep_ = true;
 }
@@ -351,11 +355,12 @@ void Lane::stay_awake() {
 double Lane::pause_s() {
   constexpr double kShortest_s = 20e-6, kLongestCall_s = 0.1, kLongestPoll_s = 0.01, kSoon_s = 1e-3;
   const double idle_s = now_s() - quiet_since_s_;
+  if (process_set_ != 0 && !line_.wire) return kLookAround_s;  // who calls rings
   if (!shared_.fabric.alarm() || (idle_s > kSoon_s && shared_.fabric.will_ring_on_arrival()))
     return std::clamp(coordinator_.next_deadline() - now_s(), kSoon_s,
                       patience_.is_hurried() ? kLookAroundInWait_s : kLookAround_s);
   return std::clamp(idle_s / (patience_.is_hurried() ? 8 : 2), kShortest_s,
-                    shared_.fabric.is_rung_for_rounds() ? kLongestCall_s : kLongestPoll_s);
+                    process_set_ == 0 && shared_.fabric.is_rung_for_rounds() ? kLongestCall_s : kLongestPoll_s);
 }
 
 // -------------------------------------------------------------------------------------------------------- its end

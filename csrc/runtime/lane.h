@@ -90,6 +90,8 @@ class Lane {
 
   int process_set() const { return process_set_; }
   bool has_ended() const { return has_ended_; }
+  // Whether it is that of a process set whose ranks are all on this node.
+  bool is_on_node() const { return process_set_ != 0 && !line_.is_over_network; }
 
   // ---- any thread
   Arrivals& arrivals() { return arrivals_; }

@@ -104,7 +104,11 @@ std::shared_ptr<Group> ProcessSets::shared_group(int id) {
 }
 
 void ProcessSets::close(int id) {
-  sets_.erase(id);
+  const auto set = sets_.find(id);
+  if (set != sets_.end()) {
+    set->second->group.reset();  // others may have the set for longer
+    sets_.erase(set);
+  }
   if (network() && network()->collectives()) network()->collectives()->free_unused(fabric_.watch());
 }
 
