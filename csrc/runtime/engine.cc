@@ -16,6 +16,9 @@ namespace {
 constexpr double kMoment_s = 1e-3;
 // How long it does not look whether the others live while nobody waits.
 constexpr double kLookAround_s = 0.2;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+// How long the others wait for a lane that always has work.
+constexpr double kLongestOfOneLane_s = 1e-3;
 
 }  // namespace
 
@@ -69,7 +72,8 @@ std::shared_ptr<Handle> Engine::submit(SubmissionPtr submission, Caller caller) 
 
 // What this rank has ended for the world, it has ended for each process set, whose ranks may wait for it.
 void Engine::submit_ends(const Submission& end) {
-  for (const auto& lane : *lanes()) {
+  const std::shared_ptr<const Lanes> lanes = this->lanes();
+  for (const auto& lane : *lanes) {
     if (lane == world_lane_) continue;
     auto own = std::make_shared<Submission>();
     own->request = std::make_shared<Request>(*end.request);
@@ -135,7 +139,8 @@ void Engine::on_question(std::function<void(const std::string&)> ask) {
 }
 
 void Engine::answer(const std::string& whereabouts) {
-  for (const auto& lane : *lanes()) lane->answer(whereabouts);
+  const std::shared_ptr<const Lanes> lanes = this->lanes();
+  for (const auto& lane : *lanes) lane->answer(whereabouts);
   fabric_.bell().ring();
 }
 
@@ -186,19 +191,21 @@ void Engine::look_out() {
   while (!has_ended_) {
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
     const std::shared_ptr<const Lanes> lanes = this->lanes();
-    bool has_worked = false, are_left_to_callers = true;
+    const double longest_s = lanes->size() == 1 ? kNever : kLongestOfOneLane_s;
+    bool has_worked = false, are_more_left = false, are_left_to_callers = true;
     for (const auto& lane : *lanes) {
       if (lane->has_new()) lane->gather();
-      const Lane::Turns turns = lane->take_all_turns();
+      const Lane::Turns turns = lane->take_turns(longest_s);
       if (!Lookout::is_here()) return;
       has_worked |= turns == Lane::Turns::some;
+      are_more_left |= turns == Lane::Turns::more_are_left;
       are_left_to_callers &= turns == Lane::Turns::left_to_caller;
     }
     if (are_left_to_callers) {
       fabric_.bell().sleep_uncounted(seen, kLookAround_s);
       continue;
     }
-    if (has_ended_ || (has_worked && spin(*lanes, seen))) continue;
+    if (has_ended_ || are_more_left || (has_worked && spin(*lanes, seen))) continue;
     if (const std::optional<double> pause_s = lie_down(*lanes)) fabric_.bell().sleep_uncounted(seen, *pause_s);
   }
 }
@@ -281,7 +288,8 @@ void Engine::has_ended(Lane& lane, const std::vector<int>& left) {
 }
 
 void Engine::end_lanes() {
-  for (const auto& lane : *lanes())
+  const std::shared_ptr<const Lanes> lanes = this->lanes();  // each one that ends changes them
+  for (const auto& lane : *lanes)
     if (lane != world_lane_) lane->drain(fabric_.watch());
 }
 
@@ -318,7 +326,8 @@ void Engine::fail(const Error& error) {
     fabric_.say_last_words(kind, message);
   inbox_.close(kind, message);
   gpus_.abort(error);
-  for (const auto& lane : *lanes()) lane->close();
+  const std::shared_ptr<const Lanes> lanes = this->lanes();
+  for (const auto& lane : *lanes) lane->close();
   is_closed_ = true;
 }
 

@@ -95,15 +95,19 @@ void Lane::let_burst_pass() {
   } while (shared_.inbox.added() != added && now_s() < end && !waiting_callers_.any());
 }
 
-Lane::Turns Lane::take_all_turns() {
+Lane::Turns Lane::take_turns(double longest_s) {
   if (waiting_callers_.any() || !begin_work()) return Turns::left_to_caller;
   stay_awake();
   Turns turns = Turns::none;
   guarded([&] {
     turn.assert_held();
     if (process_set_ == 0) look_after_others();  // for all lanes
-    for (double now = now_s(); !has_ended_ && has_work() && !waiting_callers_.any(); turns = Turns::some)
+    double now = now_s();
+    for (const double end = now + longest_s; !has_ended_ && has_work() && !waiting_callers_.any();) {
+      turns = now < end ? Turns::some : Turns::more_are_left;
+      if (turns == Turns::more_are_left) break;
       now = take_turn(kNever, now);
+    }
   });
   end_work();
   return waiting_callers_.call_next() ? Turns::left_to_caller : turns;

@@ -14,9 +14,8 @@
 // A lane ends when one of its ranks leaves, and all of its ranks learn that in one round. What it has not agreed on by
 // then goes on in the lane of the world, where nothing is lost or done twice: a lane may end at any time. It does
 //   - when its process set is removed, or a rank of the job leaves;
-//   - when all ranks of the job are blocked, since a deadlock may lead over several lanes: that of the world, which
-//   gets
-//     all that is pending, judges it;
+//   - when all ranks of the job are blocked, since a deadlock may lead over several lanes: that of the world then gets
+//     all that is pending, and judges it;
 //   - when a rank announces an operation on GPUs: work on GPUs is done in one order, that of the world.
 #pragma once
 
@@ -110,8 +109,9 @@ class Lane {
   void leave();
 
   // ---- a thread on the lookout
-  enum class Turns { none, some, left_to_caller };
-  Turns take_all_turns();
+  enum class Turns { none, some, more_are_left, left_to_caller };
+  // Those that there are, but not for longer than this, and a turn.
+  Turns take_turns(double longest_s);
   bool has_new() const { return arrivals_.has_new(); }
   // Lets more submissions come before the first turn for them.
   void gather();
@@ -133,7 +133,6 @@ class Lane {
   void close() REQUIRES(turn);
 
  private:
-  bool wait_or_work(Handle& handle, Wait& wait);
   bool has_waited_enough(const Handle& handle, const Wait& wait) const;
   bool begin_work() TRY_ACQUIRE(true, turn);
   void end_work() RELEASE(turn);

@@ -107,10 +107,16 @@ def test_operations_of_hosts_and_of_all_ranks_mix_in_any_order():
                 require_equal(hvd.synchronize(handle), np.full(5, 4.0 * (i + 1)))
 
 
+def remove(*sets):
+    hvd.barrier()
+    for one in sets:
+        hvd.remove_process_set(one)
+
+
 def drawn_sets(random, ranks):
-    """Process sets that overlap, and the ranks of each."""
+    """Process sets that overlap, as many as ranks (three ranks have no more pairs)."""
     sets = []
-    while len(sets) < 4:
+    while len(sets) < ranks:
         members = sorted(random.choice(ranks, random.integers(2, ranks), replace=False).tolist())
         if all(members != one.ranks for one in sets):
             sets.append(hvd.add_process_set(members))
@@ -153,8 +159,7 @@ def run_in_drawn_sets(seed):
             handle, which, count = handles[place]
             ranks = which.ranks or range(hvd.size())
             require_equal(hvd.synchronize(handle), np.full(count, float(sum(ranks) + len(ranks) * step)))
-    for one in sets[1:]:
-        hvd.remove_process_set(one)
+    remove(*sets[1:])
 
 
 @pytest.mark.ranks(3)
@@ -180,6 +185,7 @@ def deadlock_over_three_sets():
             if which.included():
                 total = hvd.allreduce(np.full(3, hvd.rank()), op=hvd.Sum, name="after", process_set=which)
                 require_equal(total, np.full(3, sum(which.ranks)))
+    remove(*sets)
 
 
 @pytest.mark.ranks(3, hosts=(1, 2))
@@ -190,6 +196,7 @@ def test_a_mismatch_in_a_set_names_ranks_of_the_job():
             hvd.allreduce(np.ones(2 + hvd.rank()), name="uneven", process_set=pair)
         require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, name="even", process_set=pair), np.full(2, 2.0))
     require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, name="of all"), np.full(2, float(hvd.size())))
+    remove(pair)
 
 
 @pytest.mark.ranks(3)
@@ -206,7 +213,7 @@ def test_a_pair_goes_on_while_a_rank_outside_is_stopped():
                     hvd.allreduce(values, op=hvd.Sum, name="inner", process_set=pair), np.full(40, 2.0 * step + 1)
                 )
             hvd.barrier(process_set=pair)
-    hvd.barrier()
+    remove(pair)
 
 
 @pytest.mark.ranks(4)
@@ -227,6 +234,7 @@ def test_threads_work_in_sets_of_their_own_at_the_same_time():
     for thread in threads:
         thread.join()
     assert wrong == []
+    remove(*sets)
 
 
 @pytest.mark.ranks(2, 3)
