@@ -167,6 +167,7 @@ bool Engine::is_registered(const Submission& submission) {
 void Engine::shutdown() {
   is_leaving_.store(true);
   world_lane_->leave();
+  if (world_lane_->has_ended()) leave_lanes();
   lookout_.end();
 }
 
@@ -266,49 +267,82 @@ void Engine::close(int process_set, ErrorKind kind, const std::string& why) {
   sets_.close(process_set);
 }
 
-// What has not been agreed on goes to the lane of the world, and what is submitted from now on.
+// What has not been agreed on goes to the lane of the world, and what is submitted from now on. Once that has ended, too,
+// it fails.
 void Engine::has_ended(Lane& lane, const std::vector<int>& left) {
-  if (&lane == world_lane_.get()) return end(left);
+  if (&lane == world_lane_.get()) return end_world(left);
   const int process_set = lane.process_set();
-  const auto is_used_no_more = [](const std::shared_ptr<Lane>& one) { return one.use_count() == 1; };
-  ended_.erase(std::remove_if(ended_.begin(), ended_.end(), is_used_no_more), ended_.end());
-  ended_.push_back(lane_of(process_set));
-  change_lanes([&](Lanes& lanes) {
-    lanes.erase(std::find_if(lanes.begin(), lanes.end(), [&](const auto& one) { return one.get() == &lane; }));
-  });
-  {
-    const Lock lock(lanes_mutex_);
-    counts_of_ended_ += lane.counts();
-    if (lane.is_on_node()) rounds_on_node_of_ended_ += lane.counts().rounds;
+  retire(lane);
+  if (world_lane_->has_ended()) {
+    end_set(process_set, left);
+  } else {
+    inbox_.allow(process_set, world_lane_->arrivals());
+    std::vector<Fresh> pending = lane.take_pending();
+    if (sets_.membership().has(process_set)) world_lane_->take_in(std::move(pending));
   }
-  inbox_.allow(process_set, world_lane_->arrivals());
-  std::vector<Fresh> pending = lane.take_pending();
-  if (sets_.membership().has(process_set)) world_lane_->take_in(std::move(pending));
   lane.close();
 }
 
-void Engine::end_lanes() {
-  const std::shared_ptr<const Lanes> lanes = this->lanes();  // each one that ends changes them
-  for (const auto& lane : *lanes)
-    if (lane != world_lane_) lane->drain(fabric_.watch());
+void Engine::retire(Lane& lane) {
+  const auto is_used_no_more = [](const std::shared_ptr<Lane>& one) { return one.use_count() == 1; };
+  ended_.erase(std::remove_if(ended_.begin(), ended_.end(), is_used_no_more), ended_.end());
+  ended_.push_back(lane_of(lane.process_set()));
+  change_lanes([&](Lanes& lanes) {
+    lanes.erase(std::find_if(lanes.begin(), lanes.end(), [&](const auto& one) { return one.get() == &lane; }));
+  });
+  const Lock lock(lanes_mutex_);
+  counts_of_ended_ += lane.counts();
+  if (lane.is_on_node()) rounds_on_node_of_ended_ += lane.counts().rounds;
 }
 
-void Engine::end(const std::vector<int>& left) {
-  end_lanes();
+void Engine::end_lanes(const std::vector<int>& of_ranks) {
+  const auto is_of_them = [&](int rank) { return std::find(of_ranks.begin(), of_ranks.end(), rank) != of_ranks.end(); };
+  const std::shared_ptr<const Lanes> lanes = this->lanes();  // each one that ends changes them
+  for (const auto& lane : *lanes) {
+    const std::vector<int>& members = lane->members();
+    if (lane != world_lane_ && std::any_of(members.begin(), members.end(), is_of_them)) lane->drain(fabric_.watch());
+  }
+}
+
+// Ranks have left the job. Process sets that have a lane without them go on, until this rank leaves or another one of
+// theirs.
+void Engine::end_world(const std::vector<int>& left) {
+  left_ = left;
+  if (Alarm* alarm = fabric_.alarm()) alarm->leave_out(left);
   fabric_.watch().now_doing("the shutdown");
   gpus_.leave();
-  sets_.leave();
+  end_lanes(left);
+  for (const int id : sets_.ids())
+    if (lane_of(id) == world_lane_) end_set(id, left);
+  if (is_leaving_) leave_lanes();
+}
+
+void Engine::end_set(int process_set, const std::vector<int>& left) {
+  inbox_.end(process_set, {ErrorKind::shut_down, end_text(left)});
+  sets_.close(process_set);
+  if (sets_.is_empty()) end();
+}
+
+void Engine::leave_lanes() {
+  const std::shared_ptr<const Lanes> lanes = this->lanes();
+  for (const auto& lane : *lanes) lane->leave();
+}
+
+void Engine::end() {
   has_ended_ = true;
   if (Node* node = fabric_.node()) node->leave();
-  const bool by_itself = is_leaving_;
-  inbox_.close(ErrorKind::shut_down,
-               by_itself ? "ringtrain was shut down on this rank while the operation was pending"
-                         : names_text(left) +
-                               " exited early: shutdown() was called there, or the script came to its end. "
-                               "No operation can complete without it. Do the ranks have different numbers of batches? "
-                               "In PyTorch put the loop into `with hvd.Join(optimizer):`, elsewhere call hvd.join() "
-                               "after it.");
+  inbox_.close({ErrorKind::shut_down, end_text(left_)});
   is_closed_ = true;
+}
+
+// `left`: all of a lane that has ended with that of the world, which these ranks have not left first.
+std::string Engine::end_text(const std::vector<int>& left) const {
+  if (is_leaving_) return "ringtrain was shut down on this rank while the operation was pending";
+  const bool has_left = std::find(left.begin(), left.end(), world_.rank) != left.end();
+  return names_text(has_left ? left_ : left) +
+         " exited early: shutdown() was called there, or the script came to its end. "
+         "No operation can complete without it. Do the ranks have different numbers of batches? "
+         "In PyTorch put the loop into `with hvd.Join(optimizer):`, elsewhere call hvd.join() after it.";
 }
 
 // ------------------------------------------------------------------------------------------------------ when it fails
@@ -324,7 +358,7 @@ void Engine::fail(const Error& error) {
     fabric_.say_last_words(ErrorKind::remote, to_string(world_.names[world_.rank]) + " failed: " + message);
   else
     fabric_.say_last_words(kind, message);
-  inbox_.close(kind, message);
+  inbox_.close(error);
   gpus_.abort(error);
   const std::shared_ptr<const Lanes> lanes = this->lanes();
   for (const auto& lane : *lanes) lane->close();

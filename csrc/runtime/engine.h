@@ -98,7 +98,7 @@ class Engine final : private Lane::Owner {
   void close(int process_set, ErrorKind kind, const std::string& why) override REQUIRES(turn);
   void ask(const std::string& question) override REQUIRES(turn);
   void has_ended(Lane& lane, const std::vector<int>& left) override REQUIRES(turn);
-  void end_lanes() override REQUIRES(turn);
+  void end_lanes() override REQUIRES(turn) { end_lanes(world_lane_->members()); }
   void found(const std::string& findings) override { resources_->set_findings(findings); }
   void fail(const Error& error) override REQUIRES(turn);
   void is_about_to_pause() override { lookout_.hand_over(); }
@@ -116,7 +116,15 @@ class Engine final : private Lane::Owner {
   std::shared_ptr<Lane> lane_of(int process_set);
   void change_lanes(const std::function<void(Lanes&)>& change);
 
-  void end(const std::vector<int>& left) REQUIRES(turn);
+  void retire(Lane& lane) REQUIRES(turn);
+  // Those with one of these ranks, but for that of the world.
+  void end_lanes(const std::vector<int>& of_ranks) REQUIRES(turn);
+  // The next rounds of all lanes say that this rank leaves.
+  void leave_lanes();
+  void end_world(const std::vector<int>& left) REQUIRES(turn);
+  void end_set(int process_set, const std::vector<int>& left) REQUIRES(turn);
+  void end() REQUIRES(turn);
+  std::string end_text(const std::vector<int>& left) const;
   std::string names_text(const std::vector<int>& ranks) const;
 
   // In the node's Arena, or on a GPU in memory of NCCL.
@@ -151,7 +159,8 @@ class Engine final : private Lane::Owner {
   Mutex lanes_mutex_;
   std::shared_ptr<const Lanes> lanes_ GUARDED_BY(lanes_mutex_);  // never changed, but replaced
   std::shared_ptr<Lane> world_lane_;                             // constant after construction
-  // Those that have ended, until nobody else has them: with the turn they are destroyed.
+  std::vector<int> left_ GUARDED_BY(turn);  // the first ranks that have left the job
+  // Lanes that have ended, until nobody else has them: with the turn they are destroyed.
   std::vector<std::shared_ptr<Lane>> ended_ GUARDED_BY(turn);
   Coordinator::Counts counts_of_ended_ GUARDED_BY(lanes_mutex_) = {};
   uint64_t rounds_on_node_of_ended_ GUARDED_BY(lanes_mutex_) = 0;

@@ -65,10 +65,11 @@ std::vector<SubmissionPtr> History::last() const {
 
 std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
   const Lock lock(mutex_);
-  if (closed_with_ != ErrorKind::none) throw Error(closed_with_, closed_message_);
+  if (closed_with_) throw Error(*closed_with_);
   submission->number = added_.fetch_add(1, std::memory_order_relaxed) + 1;
   submission->progress.submitted_s = now_s();
   const int process_set = submission->operation().process_set;
+  if (const auto ended = ended_.find(process_set); ended != ended_.end()) throw Error(ended->second);
   if (!allowed_.count(process_set))
     throw invalid(title_of(*submission->request) + ": process set " + std::to_string(process_set) +
                   " is not registered, or this rank does not belong to it");
@@ -330,16 +331,26 @@ void Inbox::restart_unnamed() {
   unnamed_.clear();
 }
 
-void Inbox::close(ErrorKind kind, const std::string& message) {
+void Inbox::end(int process_set, const Error& error) {
   std::vector<SubmissionPtr> failed;
   {
     const Lock lock(mutex_);
-    if (closed_with_ != ErrorKind::none) return;
-    closed_with_ = kind;
-    closed_message_ = message;
-    failed = take_pending(std::nullopt, kind);
+    allowed_.erase(process_set);
+    ended_.emplace(process_set, error);
+    failed = take_pending(process_set, error.kind());
   }
-  for (const SubmissionPtr& one : failed) one->handle->fail(kind, message);
+  for (const SubmissionPtr& one : failed) one->handle->fail(error.kind(), error.what());
+}
+
+void Inbox::close(const Error& error) {
+  std::vector<SubmissionPtr> failed;
+  {
+    const Lock lock(mutex_);
+    if (closed_with_) return;
+    closed_with_ = error;
+    failed = take_pending(std::nullopt, error.kind());
+  }
+  for (const SubmissionPtr& one : failed) one->handle->fail(error.kind(), error.what());
 }
 
 }  // namespace ringtrain

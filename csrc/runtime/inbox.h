@@ -107,8 +107,10 @@ class Inbox {
   void set_unnamed(int process_set, int64_t count) REQUIRES(turn);
   void restart_unnamed() REQUIRES(turn);  // counts from 0 in every process set
 
+  // Fails what is pending for a process set and what will be submitted for it.
+  void end(int process_set, const Error& error) REQUIRES(turn);
   // Fails all that is pending and all that will be submitted. The first call counts.
-  void close(ErrorKind kind, const std::string& message) REQUIRES(turn);
+  void close(const Error& error) REQUIRES(turn);
 
  private:
   // Unfinished submissions of a thread without names.
@@ -155,8 +157,8 @@ class Inbox {
   std::map<int, std::vector<OfThread>> unnamed_of_threads_ GUARDED_BY(mutex_);  // by process set
   bool has_warned_of_order_ GUARDED_BY(mutex_) = false;
   std::map<int, Arrivals*> allowed_ GUARDED_BY(mutex_);  // by process set
-  ErrorKind closed_with_ GUARDED_BY(mutex_) = ErrorKind::none;
-  std::string closed_message_ GUARDED_BY(mutex_);
+  std::map<int, Error> ended_ GUARDED_BY(mutex_);         // by process set
+  std::optional<Error> closed_with_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

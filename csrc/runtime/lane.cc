@@ -114,7 +114,7 @@ Lane::Turns Lane::take_turns(double longest_s) {
 }
 
 bool Lane::is_called_for() {
-  if (callers_work()) return line_.channel->is_called();
+  if (callers_work()) return !has_ended_ && line_.channel->is_called();
   if (!begin_work()) return false;
   const bool has_work = this->has_work();
   end_work();
@@ -244,12 +244,11 @@ bool Lane::has_own_work() {
 }
 
 bool Lane::is_called() {
-  if (has_ended_) return false;
   bool is_called = false;
   if (!trouble_)
     trouble_ = error_of([&] {
       if (process_set_ == 0) shared_.fabric.hear_calls();  // for all lanes
-      is_called = line_.channel->is_called();
+      is_called = !has_ended_ && line_.channel->is_called();
     });
   return is_called || trouble_;
 }

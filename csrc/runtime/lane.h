@@ -13,7 +13,7 @@
 //
 // A lane ends when one of its ranks leaves, and all of its ranks learn that in one round. What it has not agreed on by
 // then goes on in the lane of the world, where nothing is lost or done twice: a lane may end at any time. It does
-//   - when its process set is removed, or a rank of the job leaves;
+//   - when its process set is removed, or one of its ranks leaves the job;
 //   - when all ranks of the job are blocked, since a deadlock may lead over several lanes: that of the world then gets
 //     all that is pending, and judges it;
 //   - when a rank announces an operation on GPUs: work on GPUs is done in one order, that of the world.
@@ -58,7 +58,7 @@ class Lane {
    public:
     // A round asks all ranks of the lane where their threads are.
     virtual void ask(const std::string& question) REQUIRES(turn) = 0;
-    // Ranks have left the lane. With that of the world all is over.
+    // Ranks have left the lane.
     virtual void has_ended(Lane& lane, const std::vector<int>& left) REQUIRES(turn) = 0;
     // In the lane of the world: all others are to end.
     virtual void end_lanes() REQUIRES(turn) = 0;
@@ -88,6 +88,7 @@ class Lane {
   Lane(std::shared_ptr<OpenSet> set, const Shared& shared, std::unique_ptr<Autotune> autotune = nullptr);
 
   int process_set() const { return process_set_; }
+  const std::vector<int>& members() const { return set_->membership->ranks(process_set_); }
   bool has_ended() const { return has_ended_; }
   // Whether it is that of a process set whose ranks are all on this node.
   bool is_on_node() const { return process_set_ != 0 && !line_.is_over_network; }

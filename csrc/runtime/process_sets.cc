@@ -112,8 +112,10 @@ void ProcessSets::close(int id) {
   if (network() && network()->collectives()) network()->collectives()->free_unused(fabric_.watch());
 }
 
-void ProcessSets::leave() {
-  while (!sets_.empty()) close(sets_.begin()->first);
+std::vector<int> ProcessSets::ids() const {
+  std::vector<int> ids;
+  for (const auto& [id, set] : sets_) ids.push_back(id);
+  return ids;
 }
 
 NodeMemory ProcessSets::share_memory(int id, const Placement& placement, Channel& channel) {

@@ -41,8 +41,8 @@ class ProcessSets {
   // changed the membership.
   void open(int id) REQUIRES(turn);
   void close(int id) REQUIRES(turn);
-  // Closes all of them; not after an error.
-  void leave() REQUIRES(turn);
+  bool is_empty() const { return sets_.empty(); }
+  std::vector<int> ids() const;  // of those that this rank belongs to
 
   Membership& membership() { return membership_; }
   // Where the ranks of a set are, and how fast the links of their hosts.
