@@ -94,7 +94,7 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
       placement.fewest_ranks_on_a_node(),
       options.cross_algorithm != "mpi",
       across.chooser(nodes.size(), tuning)};
-  if (placement.place_on_node() < parts.lanes) {
+  if (placement.place_on_node() < parts.columns) {
     std::vector<int> cross;  // the rank with this rank's place on each node
     for (const auto& of_node : parts.ranks) cross.push_back(placement.ranks[of_node[placement.place_on_node()]]);
     parts.cross = connect(across, cross, parts.own_node);
@@ -109,10 +109,10 @@ AlgorithmChoices choices_for(const Placement& placement, const Options& options,
   const auto flat = NetworkGroup::choices(flat_setup(placement, options), tuning, placement.ranks.size());
   if (!shares_memory) return flat;
   const std::vector<int> nodes = placement.distinct_nodes();
-  const int lanes = placement.fewest_ranks_on_a_node();
-  const bool is_even = static_cast<size_t>(lanes) * nodes.size() == placement.ranks.size();
+  const int columns = placement.fewest_ranks_on_a_node();
+  const bool is_even = static_cast<size_t>(columns) * nodes.size() == placement.ranks.size();
   const NetworkGroup::Setup cross = cross_setup(placement, options);
-  return HierarchicalGroup::choices(lanes, is_even, options.cross_algorithm != "mpi",
+  return HierarchicalGroup::choices(columns, is_even, options.cross_algorithm != "mpi",
                                     {NetworkGroup::choices(cross, tuning, nodes.size()), flat,
                                      cross.shares_text(nodes.size()), cross.chooser(nodes.size(), tuning)});
 }

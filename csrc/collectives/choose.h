@@ -23,7 +23,7 @@ bool wants_shared_memory(const Placement& placement, const Options& options);
 // Error(invalid) where it does not give as many.
 LinkRates given_link_rates(const Options& options, size_t nodes);
 
-// Between the nodes of a hierarchy, for any lane: all of them use the links of the same nodes.
+// Between the nodes of a hierarchy, for any column: all of them use the links of the same nodes.
 NetworkGroup::Setup cross_setup(const Placement& placement, const Options& options);
 
 // Between ranks that share no memory, or are not to use it. Arguments as those of NetworkGroup.

@@ -180,8 +180,8 @@ class Group {
   // of their own.
   struct Levels {
     Group* node;   // the ranks of this rank's node; null where it is alone
-    Group* cross;  // this rank's lane: its like on every node; null where it has none, or there is one node
-    int nodes, lanes;
+    Group* cross;  // this rank's column: its like on every node; null where it has none, or there is one node
+    int nodes, columns;
   };
   virtual Levels levels() { return {nullptr, this, size_, 1}; }
 

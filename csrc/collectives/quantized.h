@@ -1,10 +1,10 @@
 // Sums of which only codes of two bits or one travel between the nodes.
 //
-// The ranks of a node sum in full. Each lane of the node makes codes of its slice of that sum, with what it has left
-// out before, and gets those of its slice from the same lanes of the other nodes. The ranks of a node give each other
-// the codes of all lanes, and every rank adds up what they mean in the order of the nodes: the same bits everywhere.
+// The ranks of a node sum in full. Each column of the node makes codes of its slice of that sum, with what it has left
+// out before, and gets those of its slice from the same columns of the other nodes. The ranks of a node give each other
+// the codes of all columns, and every rank adds up what they mean in the order of the nodes: the same bits everywhere.
 //
-// Which lane has which elements depends on each tensor alone, so its residual stays right however tensors are joined
+// Which column has which elements depends on each tensor alone, so its residual stays right however tensors are joined
 // into plans.
 #pragma once
 
@@ -23,7 +23,7 @@ class Quantized {
   struct Scales {
     double before, after;
   };
-  // One tensor, and what was left out of it so far: as many elements, of which each rank changes those of its lane.
+  // One tensor, and what was left out of it so far: as many elements, of which each rank changes those of its column.
   struct Tensor {
     Piece piece;  // of float32
     float* residual;

@@ -76,7 +76,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     Peer& peer = peers_[static_cast<size_t>(to)];
     if (peer.is_lost) throw lost(peer);
     auto frame = std::make_shared<OutgoingFrame>();
-    frame->header = {static_cast<uint32_t>(tag), peer.lanes[static_cast<uint32_t>(tag)].next_sent++, bytes};
+    frame->header = {static_cast<uint32_t>(tag), peer.sequences[static_cast<uint32_t>(tag)].next_sent++, bytes};
     frame->data = static_cast<const char*>(data);
     if (!peer.has_left) send(peer, frame);
     return begun(handed_out({&peer, frame, nullptr}), Kind::message);
@@ -84,19 +84,19 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   NetworkRequest irecv(void* data, size_t bytes, int from, int tag) override {
     Peer& peer = peers_[static_cast<size_t>(from)];
-    Lane& lane = peer.lanes[static_cast<uint32_t>(tag)];
-    const uint32_t number = lane.next_received++;
-    const auto found = lane.frames.find(number);
+    Sequence& sequence = peer.sequences[static_cast<uint32_t>(tag)];
+    const uint32_t number = sequence.next_received++;
+    const auto found = sequence.frames.find(number);
     std::shared_ptr<IncomingFrame> frame;
-    if (found == lane.frames.end()) {
+    if (found == sequence.frames.end()) {
       frame = std::make_shared<IncomingFrame>();
       frame->header = {static_cast<uint32_t>(tag), number, bytes};
       frame->place = static_cast<char*>(data);
-      lane.frames[number] = frame;
+      sequence.frames[number] = frame;
       connector_.want(peer.rank);
     } else {
       frame = std::move(found->second);
-      lane.frames.erase(found);
+      sequence.frames.erase(found);
       if (frame->header.bytes > bytes)
         throw failure(to_string(names_[static_cast<size_t>(from)]) + " has sent a message of " +
                       std::to_string(frame->header.bytes) + " bytes where one of at most " + std::to_string(bytes) +
@@ -161,7 +161,7 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   // Messages of one tag from and to one rank, each by its number: asked for and not complete, or come and not asked
   // for.
-  struct Lane {
+  struct Sequence {
     uint32_t next_sent = 0, next_received = 0;
     std::map<uint32_t, std::shared_ptr<IncomingFrame>> frames;
   };
@@ -170,7 +170,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     int rank = 0;
     std::vector<std::unique_ptr<Stream>> streams;
     std::vector<std::shared_ptr<OutgoingFrame>> unsent;  // until there is a stream
-    std::unordered_map<uint32_t, Lane> lanes;
+    std::unordered_map<uint32_t, Sequence> sequences;
     size_t next_stream = 0;
     bool is_lost = false;
     bool is_unreached = false;  // lost because it could not be connected to
@@ -238,10 +238,10 @@ class SocketNetwork final : public Network, Connector::Owner {
   bool lets_go_at_once() const override { return true; }
 
   static bool has_come(const Peer& peer, int tag) {
-    const auto lane = peer.lanes.find(static_cast<uint32_t>(tag));
-    if (lane == peer.lanes.end()) return false;
-    const auto frame = lane->second.frames.find(lane->second.next_received);
-    return frame != lane->second.frames.end() && frame->second->is_complete;
+    const auto sequence = peer.sequences.find(static_cast<uint32_t>(tag));
+    if (sequence == peer.sequences.end()) return false;
+    const auto frame = sequence->second.frames.find(sequence->second.next_received);
+    return frame != sequence->second.frames.end() && frame->second->is_complete;
   }
 
   static bool is_gone_for_good(const Peer& peer) {
@@ -341,24 +341,24 @@ class SocketNetwork final : public Network, Connector::Owner {
       return std::make_shared<IncomingFrame>(IncomingFrame{header, nullptr, 0, nullptr, false});
     }
     if (header.bytes > kLongestFrame) return nullptr;
-    Lane& lane = peer.lanes[header.tag];
-    const auto found = lane.frames.find(header.number);
-    if (found != lane.frames.end()) {
+    Sequence& sequence = peer.sequences[header.tag];
+    const auto found = sequence.frames.find(header.number);
+    if (found != sequence.frames.end()) {
       const bool has_come_before = found->second->own != nullptr;
       if (has_come_before || header.bytes > found->second->header.bytes) return nullptr;
       std::shared_ptr<IncomingFrame> frame = std::move(found->second);
-      lane.frames.erase(found);
+      sequence.frames.erase(found);
       frame->header = header;
       return frame;
     }
-    const bool was_asked_for = static_cast<int32_t>(header.number - lane.next_received) < 0;
+    const bool was_asked_for = static_cast<int32_t>(header.number - sequence.next_received) < 0;
     if (was_asked_for) return nullptr;  // and has come
     auto frame = std::make_shared<IncomingFrame>();
     frame->header = header;
     frame->own.reset(new (std::nothrow) char[header.bytes]);
     if (!frame->own) return nullptr;
     frame->place = frame->own.get();
-    lane.frames[header.number] = frame;
+    sequence.frames[header.number] = frame;
     return frame;
   }
 

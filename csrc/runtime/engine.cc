@@ -267,8 +267,8 @@ void Engine::close(int process_set, ErrorKind kind, const std::string& why) {
   sets_.close(process_set);
 }
 
-// What has not been agreed on goes to the lane of the world, and what is submitted from now on. Once that has ended, too,
-// it fails.
+// What has not been agreed on goes to the lane of the world, and what is submitted from now on. Once that has ended,
+// too, it fails.
 void Engine::has_ended(Lane& lane, const std::vector<int>& left) {
   if (&lane == world_lane_.get()) return end_world(left);
   const int process_set = lane.process_set();

@@ -159,7 +159,7 @@ class Engine final : private Lane::Owner {
   Mutex lanes_mutex_;
   std::shared_ptr<const Lanes> lanes_ GUARDED_BY(lanes_mutex_);  // never changed, but replaced
   std::shared_ptr<Lane> world_lane_;                             // constant after construction
-  std::vector<int> left_ GUARDED_BY(turn);  // the first ranks that have left the job
+  std::vector<int> left_ GUARDED_BY(turn);                       // the first ranks that have left the job
   // Lanes that have ended, until nobody else has them: with the turn they are destroyed.
   std::vector<std::shared_ptr<Lane>> ended_ GUARDED_BY(turn);
   Coordinator::Counts counts_of_ended_ GUARDED_BY(lanes_mutex_) = {};

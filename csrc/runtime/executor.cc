@@ -80,7 +80,7 @@ std::vector<float*> Residuals::of(const Operation& operation) {
   if (!fits) {
     residuals.clear();
     for (const TensorSpec& spec : tensors) {
-      // The system gives pages of zeros when they are touched: a rank has those of its lane.
+      // The system gives pages of zeros when they are touched: a rank has those of its column.
       auto* memory = static_cast<float*>(std::calloc(std::max<size_t>(spec.bytes(), 1), 1));
       if (!memory) throw std::bad_alloc();
       residuals.push_back({std::unique_ptr<float, Freed>(memory), spec.count()});

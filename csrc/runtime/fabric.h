@@ -54,8 +54,8 @@ struct World {
   int ranks_on_own_node() const;
 };
 
-// The calls for rounds of all lanes but that of the world, in messages of one tag: to look for those of hundreds of lanes
-// that do nothing costs no more than to look for those of one. Requires Engine::turn_.
+// The calls for rounds of all lanes but that of the world, in messages of one tag: to look for those of hundreds of
+// lanes that do nothing costs no more than to look for those of one. Requires Engine::turn_.
 class LaneCalls {
  public:
   // `bell` rings when a call has come. Both outlive this.
@@ -213,7 +213,7 @@ class Fabric {
   std::unique_ptr<Node> node_;
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Alarm> alarm_;
-  std::unique_ptr<LaneCalls> lane_calls_;  // where not all ranks share memory
+  std::unique_ptr<LaneCalls> lane_calls_;      // where not all ranks share memory
   std::unique_ptr<ArrivalBell> arrival_bell_;  // where the Network has what it needs
 };
 

@@ -157,7 +157,7 @@ class Inbox {
   std::map<int, std::vector<OfThread>> unnamed_of_threads_ GUARDED_BY(mutex_);  // by process set
   bool has_warned_of_order_ GUARDED_BY(mutex_) = false;
   std::map<int, Arrivals*> allowed_ GUARDED_BY(mutex_);  // by process set
-  std::map<int, Error> ended_ GUARDED_BY(mutex_);         // by process set
+  std::map<int, Error> ended_ GUARDED_BY(mutex_);        // by process set
   std::optional<Error> closed_with_ GUARDED_BY(mutex_);
 };
 

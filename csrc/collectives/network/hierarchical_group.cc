@@ -20,10 +20,10 @@ Reduction unscaled(const Reduction& reduction, DType dtype) { return {dtype, red
 // Long enough for the messages of the ring to be long; short enough for all stages to be at work most of the time.
 size_t block_elements(const HierarchicalGroup::Parts& parts, size_t total, size_t element, Way way) {
   constexpr size_t kLine = 64, kMostBytes = 256 << 10, kFewestBytes = 64 << 10, kManyBlocks = 16, kFewSlices = 4;
-  const size_t lanes = static_cast<size_t>(parts.lanes);
+  const size_t columns = static_cast<size_t>(parts.columns);
   // In halving a message has a part of a block that does not depend on the number of nodes.
   const size_t nodes = way == Way::halving ? kFewSlices : parts.ranks.size();
-  const size_t fewest = lanes * kFewestBytes / element, most = lanes * nodes * kMostBytes / element;
+  const size_t fewest = columns * kFewestBytes / element, most = columns * nodes * kMostBytes / element;
   return std::clamp(total / kManyBlocks, fewest, most) / kLine * kLine;
 }
 
@@ -40,7 +40,7 @@ std::vector<Block> cut(const HierarchicalGroup::Parts& parts, const std::vector<
   for (const Piece& array : arrays)
     for_each_part(array.count, block_elements(parts, total, element, way), [&](size_t begin, size_t count) {
       blocks.push_back({static_cast<const char*>(array.source) + begin * element,
-                        static_cast<char*>(array.destination) + begin * element, parts.lane_counts(count)});
+                        static_cast<char*>(array.destination) + begin * element, parts.column_counts(count)});
     });
   return blocks;
 }
@@ -77,12 +77,12 @@ class NodeRun {
   // From node `begin` on, as many nodes as have kShort elements together, but at least one: so that what is long is cut
   // where it needs no copy, and what is short takes few steps.
   NodeRun(const std::vector<std::vector<int>>& ranks, const Counts& counts, size_t begin)
-      : ranks_(ranks), begin_(begin), end_(begin), lanes_(ranks.front().size()) {
+      : ranks_(ranks), begin_(begin), end_(begin), columns_(ranks.front().size()) {
     size_t total = 0;
     do {
-      for (size_t place = 0; place < lanes_.size(); ++place) {
+      for (size_t place = 0; place < columns_.size(); ++place) {
         const size_t count = counts[static_cast<size_t>(ranks[end_][place])];
-        lanes_[place] += count;
+        columns_[place] += count;
         total += count;
       }
       ++end_;
@@ -91,8 +91,8 @@ class NodeRun {
 
   size_t end() const { return end_; }
   // By place: the counts of the ranks with that place.
-  const Counts& lanes() const { return lanes_; }
-  // Whether in the order of lanes the ranks are in their own order, without another between.
+  const Counts& columns() const { return columns_; }
+  // Whether in the order of columns the ranks are in their own order, without another between.
   bool is_in_order() const {
     int next = ranks_[begin_][0];
     bool is = true;
@@ -103,7 +103,7 @@ class NodeRun {
   // Calls visit(rank) by place, and for a place by node.
   template <typename Visit>
   void for_each(Visit visit) const {
-    for (size_t place = 0; place < lanes_.size(); ++place)
+    for (size_t place = 0; place < columns_.size(); ++place)
       for (size_t node = begin_; node < end_; ++node) visit(static_cast<size_t>(ranks_[node][place]));
   }
 
@@ -112,7 +112,7 @@ class NodeRun {
 
   const std::vector<std::vector<int>>& ranks_;
   size_t begin_, end_;
-  Counts lanes_;
+  Counts columns_;
 };
 
 // Calls visit(run) for all nodes, in order.
@@ -160,7 +160,7 @@ class HierarchicalGroup::Overlapped {
   const size_t ahead_;
   size_t longest_slice_ = 0;
   float *wide_block_ = nullptr, *wide_slices_ = nullptr;
-  std::unique_ptr<Stream> stream_;  // null when this rank has no lane
+  std::unique_ptr<Stream> stream_;  // null when this rank has no column
 };
 
 HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts, const Reduction& reduction,
@@ -170,7 +170,7 @@ HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts,
       is_wide_(is_half(reduction.dtype)),
       dtype_(is_wide_ ? DType::float32 : reduction.dtype),
       element_(size_of(reduction.dtype)),
-      way_(parts.chooser.for_allreduce_of_blocks(reduction, count_of(arrays) / static_cast<size_t>(parts.lanes))),
+      way_(parts.chooser.for_allreduce_of_blocks(reduction, count_of(arrays) / static_cast<size_t>(parts.columns))),
       blocks_(cut(parts, arrays, element_, way_)),
       ahead_(std::min(parts.chooser.steps(way_) + 1, blocks_.size())) {
   size_t longest = 0;
@@ -225,8 +225,8 @@ void HierarchicalGroup::Overlapped::gather_on_node(size_t k) {
   parts_.node->allgather(slice(k).destination, blocks_[k].destination, in_bytes(blocks_[k].counts, element_));
 }
 
-Counts HierarchicalGroup::Parts::lane_counts(size_t count) const {
-  Counts counts = even_slices(count, lanes);
+Counts HierarchicalGroup::Parts::column_counts(size_t count) const {
+  Counts counts = even_slices(count, columns);
   counts.resize(static_cast<size_t>(node->size()));
   return counts;
 }
@@ -241,16 +241,16 @@ HierarchicalGroup::Parts::Seat HierarchicalGroup::Parts::seat_of(int rank) const
 
 bool HierarchicalGroup::Parts::is_even() const {
   return std::all_of(ranks.begin(), ranks.end(),
-                     [&](const auto& of_node) { return of_node.size() == static_cast<size_t>(lanes); });
+                     [&](const auto& of_node) { return of_node.size() == static_cast<size_t>(columns); });
 }
 
-Counts HierarchicalGroup::Parts::of_own_lane(const Counts& counts) const {
+Counts HierarchicalGroup::Parts::of_own_column(const Counts& counts) const {
   Counts own;
   for (const auto& of_node : ranks) own.push_back(counts[static_cast<size_t>(of_node[place()])]);
   return own;
 }
 
-AlgorithmChoices HierarchicalGroup::choices(int lanes, bool is_even, bool may_overlap, const PartChoices& parts) {
+AlgorithmChoices HierarchicalGroup::choices(int columns, bool is_even, bool may_overlap, const PartChoices& parts) {
   const std::string none = "allreduce_algorithm=ring for no hierarchy";
   // 16-bit floats are widened inside a host.
   const auto is_widened = [](const AlgorithmChoice& choice) {
@@ -260,8 +260,8 @@ AlgorithmChoices HierarchicalGroup::choices(int lanes, bool is_even, bool may_ov
   for (const AlgorithmChoice& choice : parts.cross) {
     const bool is_by_rank = choice.operation == "allgather" || choice.operation == "reducescatter";
     if (choice.operation == "alltoall" || (is_by_rank && !is_even) || is_widened(choice)) continue;
-    // Each lane has its share of the array but in a broadcast, where one lane has all of it.
-    const size_t share = choice.operation == "broadcast" ? 1 : static_cast<size_t>(lanes);
+    // Each column has its share of the array but in a broadcast, where one column has all of it.
+    const size_t share = choice.operation == "broadcast" ? 1 : static_cast<size_t>(columns);
     const size_t from_bytes = choice.from_bytes * share;
     if (choice.operation == "allreduce" && may_overlap && from_bytes >= kOverlapFromBytes) continue;
     const bool is_reduction = choice.operation == "allreduce" || choice.operation == "reducescatter";
@@ -271,7 +271,7 @@ AlgorithmChoices HierarchicalGroup::choices(int lanes, bool is_even, bool may_ov
   }
   if (may_overlap) {
     const auto way_of = [&](size_t bytes) {
-      const size_t count = bytes / sizeof(float) / static_cast<size_t>(lanes);
+      const size_t count = bytes / sizeof(float) / static_cast<size_t>(columns);
       return parts.chooser.for_allreduce_of_blocks({DType::float32}, count);
     };
     AlgorithmChoices overlapped;
@@ -326,7 +326,7 @@ void HierarchicalGroup::reduce_array(const Reduction& reduction, const Piece& ar
     reduce_array(unscaled(reduction, DType::float32), {wide, wide, array.count});
     return narrow(reduction.dtype, reduction.scale, array.destination, wide, array.count);
   }
-  const Counts counts = parts_.lane_counts(array.count);
+  const Counts counts = parts_.column_counts(array.count);
   const Counts bytes = in_bytes(counts, size_of(reduction.dtype));
   char* slice = static_cast<char*>(array.destination) + offsets_of(bytes)[parts_.place()];
   parts_.node->reduce_scatter(unscaled(reduction, reduction.dtype), array.source, slice, counts);
@@ -334,20 +334,20 @@ void HierarchicalGroup::reduce_array(const Reduction& reduction, const Piece& ar
   parts_.node->allgather(slice, array.destination, bytes);
 }
 
-// An allgather over several nodes: each lane gathers what its own ranks have, and a node's ranks tell each other what
-// their lanes have gathered.
+// An allgather over several nodes: each column gathers what its own ranks have, and a node's ranks tell each other what
+// their columns have gathered.
 
 void HierarchicalGroup::allgather(const void* source, void* destination, const Counts& bytes) {
   if (!parts_.is_even()) return flat_->allgather(source, destination, bytes);
-  const Counts own_lane = parts_.of_own_lane(bytes), offsets = offsets_of(bytes);
-  char* own = own_lane_.get(total_of(own_lane));
-  parts_.cross->allgather(source, own, own_lane);
+  const Counts own_column = parts_.of_own_column(bytes), offsets = offsets_of(bytes);
+  char* own = own_column_.get(total_of(own_column));
+  parts_.cross->allgather(source, own, own_column);
   for_each_run(parts_.ranks, bytes, [&](const NodeRun& run) {
     const bool is_in_order = run.is_in_order();
     char* there = static_cast<char*>(destination);
-    char* gathered = is_in_order ? there + offsets[run.first_rank()] : run_.get(total_of(run.lanes()));
-    parts_.node->allgather(own, gathered, run.lanes());
-    own += run.lanes()[parts_.place()];
+    char* gathered = is_in_order ? there + offsets[run.first_rank()] : run_.get(total_of(run.columns()));
+    parts_.node->allgather(own, gathered, run.columns());
+    own += run.columns()[parts_.place()];
     if (is_in_order) return;
     run.for_each([&](size_t rank) {
       copy(there + offsets[rank], gathered, bytes[rank]);
@@ -361,8 +361,8 @@ void HierarchicalGroup::allgather_all(const std::vector<Gathering>& arrays) {
                 [&](const Gathering& array) { allgather(array.source, array.destination, array.bytes); });
 }
 
-// A reduce-scatter over several nodes: on each node the ranks of a place reduce what their lane's ranks will own, and
-// the lane reduces and divides it. 16-bit floats are widened on the way into the node, and rounded at the end.
+// A reduce-scatter over several nodes: on each node the ranks of a place reduce what their column's ranks will own, and
+// the column reduces and divides it. 16-bit floats are widened on the way into the node, and rounded at the end.
 
 void HierarchicalGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                                        const Counts& counts) {
@@ -370,16 +370,16 @@ void HierarchicalGroup::reduce_scatter(const Reduction& reduction, const void* s
   const bool is_wide = is_half(reduction.dtype);
   const DType dtype = is_wide ? DType::float32 : reduction.dtype;
   const size_t given = size_of(reduction.dtype), element = size_of(dtype);
-  const Counts own_lane = parts_.of_own_lane(counts), offsets = offsets_of(counts);
+  const Counts own_column = parts_.of_own_column(counts), offsets = offsets_of(counts);
   const auto part_of = [&](size_t rank) { return static_cast<const char*>(source) + offsets[rank] * given; };
 
-  char* of_node = own_lane_.get(total_of(own_lane) * element);
+  char* of_node = own_column_.get(total_of(own_column) * element);
   char* next = of_node;
   for_each_run(parts_.ranks, counts, [&](const NodeRun& run) {
-    const void* by_lane = part_of(run.first_rank());
+    const void* by_column = part_of(run.first_rank());
     if (is_wide || !run.is_in_order()) {
-      char* copy = run_.get(total_of(run.lanes()) * element);
-      by_lane = copy;
+      char* copy = run_.get(total_of(run.columns()) * element);
+      by_column = copy;
       run.for_each([&](size_t rank) {
         if (is_wide)
           widen(reduction.dtype, reinterpret_cast<float*>(copy), part_of(rank), counts[rank]);
@@ -388,13 +388,13 @@ void HierarchicalGroup::reduce_scatter(const Reduction& reduction, const void* s
         copy += counts[rank] * element;
       });
     }
-    parts_.node->reduce_scatter({dtype, reduction.reduce}, by_lane, next, run.lanes());
-    next += run.lanes()[parts_.place()] * element;
+    parts_.node->reduce_scatter({dtype, reduction.reduce}, by_column, next, run.columns());
+    next += run.columns()[parts_.place()] * element;
   });
-  if (!is_wide) return parts_.cross->reduce_scatter(reduction, of_node, destination, own_lane);
-  const size_t count = own_lane[static_cast<size_t>(parts_.own_node)];
+  if (!is_wide) return parts_.cross->reduce_scatter(reduction, of_node, destination, own_column);
+  const size_t count = own_column[static_cast<size_t>(parts_.own_node)];
   auto* sums = reinterpret_cast<float*>(run_.get(count * element));
-  parts_.cross->reduce_scatter({dtype, reduction.reduce}, of_node, sums, own_lane);
+  parts_.cross->reduce_scatter({dtype, reduction.reduce}, of_node, sums, own_column);
   narrow(reduction.dtype, reduction.scale, destination, sums, count);
 }
 
@@ -404,26 +404,26 @@ void HierarchicalGroup::reduce_scatter_all(const Reduction& reduction, const std
   });
 }
 
-// A broadcast over several nodes: along the lane of the root, and from there to all of each node, block by block. While
-// a node copies a block, the network takes in the next one.
+// A broadcast over several nodes: along the column of the root, and from there to all of each node, block by block.
+// While a node copies a block, the network takes in the next one.
 //
-// A root without a lane first gives its node the data, which the first lane then takes to the other nodes.
+// A root without a column first gives its node the data, which the first column then takes to the other nodes.
 
 void HierarchicalGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
   const Parts::Seat seat = parts_.seat_of(root);
-  const bool has_lane = seat.place < parts_.lanes;
-  const int lane = has_lane ? seat.place : 0;
+  const bool has_column = seat.place < parts_.columns;
+  const int column = has_column ? seat.place : 0;
   const bool is_on_node = parts_.own_node == seat.node;
 
   for_each_block(pieces, [&](const std::vector<Piece>& block) {
-    if (!has_lane && is_on_node) parts_.node->broadcast_all(block, seat.place);
-    if (parts_.node->rank() == lane) parts_.cross->broadcast_all(block, seat.node);
-    if (has_lane || !is_on_node) parts_.node->broadcast_all(block, lane);
+    if (!has_column && is_on_node) parts_.node->broadcast_all(block, seat.place);
+    if (parts_.node->rank() == column) parts_.cross->broadcast_all(block, seat.node);
+    if (has_column || !is_on_node) parts_.node->broadcast_all(block, column);
   });
 }
 
-// An alltoall over several nodes: the ranks of a node give each lane what is for its ranks, on whatever node, and the
-// lanes exchange it, in one message for each node in place of one for each rank.
+// An alltoall over several nodes: the ranks of a node give each column what is for its ranks, on whatever node, and the
+// columns exchange it, in one message for each node in place of one for each rank.
 //
 // This adds two copies, so long messages go straight to their ranks. Nobody knows all sizes, so the longest one is
 // agreed on first, and the ranks of a node tell each other what they send.
@@ -439,16 +439,16 @@ void HierarchicalGroup::alltoall(const void* source, const Counts& send_bytes, v
   if (longest >= kLongBytes) return straight();
 
   // By place and rank: what the ranks of this node send.
-  const size_t mates = static_cast<size_t>(parts_.lanes), size = send_bytes.size();
+  const size_t mates = static_cast<size_t>(parts_.columns), size = send_bytes.size();
   Counts sent_by_mates(mates * size);
   parts_.node->allgather(send_bytes.data(), sent_by_mates.data(), Counts(mates, size * sizeof(size_t)));
   const auto sent_by = [&](size_t mate, int rank) { return sent_by_mates[mate * size + static_cast<size_t>(rank)]; };
 
-  // To the lanes of this node.
+  // To the columns of this node.
   const Counts send_offsets = offsets_of(send_bytes);
-  char* by_lane = run_.get(total_of(send_bytes));
-  char* next = by_lane;
-  Counts to_lanes, from_mates;
+  char* by_column = run_.get(total_of(send_bytes));
+  char* next = by_column;
+  Counts to_columns, from_mates;
   for (size_t place = 0; place < mates; ++place) {
     const char* begin = next;
     size_t from_mate = 0;
@@ -458,11 +458,11 @@ void HierarchicalGroup::alltoall(const void* source, const Counts& send_bytes, v
       next += send_bytes[to];
       from_mate += sent_by(place, of_node[parts_.place()]);
     }
-    to_lanes.push_back(static_cast<size_t>(next - begin));
+    to_columns.push_back(static_cast<size_t>(next - begin));
     from_mates.push_back(from_mate);
   }
-  char* of_mates = own_lane_.get(total_of(from_mates));
-  parts_.node->alltoall(by_lane, to_lanes, of_mates, from_mates);
+  char* of_mates = own_column_.get(total_of(from_mates));
+  parts_.node->alltoall(by_column, to_columns, of_mates, from_mates);
 
   // The data that arrived is ordered by mate and node. It is sent, and arrives from other nodes, by node and mate.
   Counts to_nodes, from_nodes, mate_offsets = offsets_of(from_mates);

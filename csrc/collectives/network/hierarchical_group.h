@@ -1,11 +1,12 @@
 // Ranks on several nodes: what they do inside a node goes through shared memory, and between the nodes each value
 // crosses a node's link once, in as few messages as there are nodes.
 //
-// A node has as many lanes as the node with the fewest ranks. A lane is the ranks of the same place on all nodes. In an
-// allreduce each lane owns a slice of every block, which is reduced inside each node first, then between the nodes, and
-// then gathered inside the nodes. The three stages overlap: while blocks are on the wire, those behind them are reduced
-// and those before them gathered in shared memory. How the other operations are divided between the levels is said
-// above each in hierarchical_group.cc; where nodes have different numbers of ranks, some are left to the flat Group.
+// A node has as many columns as the node with the fewest ranks. A column is the ranks of the same place on all nodes.
+// In an allreduce each column owns a slice of every block, which is reduced inside each node first, then between the
+// nodes, and then gathered inside the nodes. The three stages overlap: while blocks are on the wire, those behind them
+// are reduced and those before them gathered in shared memory. How the other operations are divided between the levels
+// is said above each in hierarchical_group.cc; where nodes have different numbers of ranks, some are left to the flat
+// Group.
 #pragma once
 
 #include <memory>
@@ -24,10 +25,10 @@ class HierarchicalGroup final : public Group {
   struct Parts {
     std::unique_ptr<StreamWatch> watch;   // of `node`
     std::unique_ptr<Group> node;          // the ranks of this node
-    std::shared_ptr<NetworkGroup> cross;  // those with this rank's place on every node; null when it has no lane
+    std::shared_ptr<NetworkGroup> cross;  // those with this rank's place on every node; null when it has no column
     // Of the Group, by node, and on a node by place.
     std::vector<std::vector<int>> ranks;
-    int own_node, lanes;
+    int own_node, columns;
     bool may_overlap;  // the same on all ranks
     // Of `cross`, for ranks without one, too.
     Chooser chooser;
@@ -39,12 +40,12 @@ class HierarchicalGroup final : public Group {
     int nodes() const { return static_cast<int>(ranks.size()); }
     // This rank among those of its node.
     size_t place() const { return static_cast<size_t>(node->rank()); }
-    // Whether every rank has a lane.
+    // Whether every rank has a column.
     bool is_even() const;
-    // The part of `counts`, of all ranks, that belongs to this rank's lane, by node.
-    Counts of_own_lane(const Counts& counts) const;
+    // The part of `counts`, of all ranks, that belongs to this rank's column, by node.
+    Counts of_own_column(const Counts& counts) const;
     // The part of `count` elements that each rank of the node owns.
-    Counts lane_counts(size_t count) const;
+    Counts column_counts(size_t count) const;
   };
   // `flat`: all ranks, for what suits no hierarchy.
   HierarchicalGroup(Parts parts, std::shared_ptr<Group> flat)
@@ -56,7 +57,7 @@ class HierarchicalGroup final : public Group {
     std::string shares;  // NetworkGroup::Setup::shares_text() of `cross`
     Chooser chooser;     // of `cross`
   };
-  static AlgorithmChoices choices(int lanes, bool is_even, bool may_overlap, const PartChoices& parts);
+  static AlgorithmChoices choices(int columns, bool is_even, bool may_overlap, const PartChoices& parts);
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
@@ -67,7 +68,7 @@ class HierarchicalGroup final : public Group {
   void broadcast_all(const std::vector<Piece>& pieces, int root) override;
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override;
-  Levels levels() override { return {parts_.node.get(), parts_.cross.get(), parts_.nodes(), parts_.lanes}; }
+  Levels levels() override { return {parts_.node.get(), parts_.cross.get(), parts_.nodes(), parts_.columns}; }
 
  private:
   class Overlapped;
@@ -78,7 +79,7 @@ class HierarchicalGroup final : public Group {
 
   const Parts parts_;
   const std::shared_ptr<Group> flat_;
-  Scratch packed_, wide_, wide_slices_, run_, own_lane_, arrived_;
+  Scratch packed_, wide_, wide_slices_, run_, own_column_, arrived_;
 };
 
 }  // namespace ringtrain

@@ -27,12 +27,12 @@ MailboxGeometry MailboxGeometry::of(int size, size_t largest_mailbox_bytes, int 
   return {size, bytes, depth};
 }
 
-size_t ShmGroup::first_lane(const MailboxGeometry& geometry) {
+size_t ShmGroup::first_row(const MailboxGeometry& geometry) {
   return static_cast<size_t>(geometry.size) * (sizeof(Control) + 2 * kSmallBytes);
 }
 
 size_t ShmGroup::segment_bytes(const MailboxGeometry& geometry) {
-  return first_lane(geometry) + static_cast<size_t>(geometry.size) * geometry.lanes_bytes();
+  return first_row(geometry) + static_cast<size_t>(geometry.size) * geometry.rows_bytes();
 }
 
 ShmGroup::ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& watch)
@@ -57,21 +57,21 @@ char* ShmGroup::small_slot(int rank, uint32_t number) {
   return first + (2 * static_cast<size_t>(rank) + number % 2) * kSmallBytes;
 }
 
-char* ShmGroup::lane(int from, uint32_t chunk) {
+char* ShmGroup::row(int from, uint32_t chunk) {
   const MailboxGeometry& geometry = memory_.geometry;
-  char* own = memory_.mailboxes.data() + first_lane(geometry) + static_cast<size_t>(from) * geometry.lanes_bytes();
-  return own + chunk % static_cast<uint32_t>(geometry.depth) * geometry.lane_bytes();
+  char* own = memory_.mailboxes.data() + first_row(geometry) + static_cast<size_t>(from) * geometry.rows_bytes();
+  return own + chunk % static_cast<uint32_t>(geometry.depth) * geometry.row_bytes();
 }
 
-void ShmGroup::reserve_own_lanes() {
-  if (std::exchange(has_lanes_, true)) return;
-  const size_t bytes = memory_.geometry.lanes_bytes();
-  memory_.mailboxes.reserve(first_lane(memory_.geometry) + static_cast<size_t>(rank()) * bytes, bytes);
+void ShmGroup::reserve_own_rows() {
+  if (std::exchange(has_rows_, true)) return;
+  const size_t bytes = memory_.geometry.rows_bytes();
+  memory_.mailboxes.reserve(first_row(memory_.geometry) + static_cast<size_t>(rank()) * bytes, bytes);
 }
 
 char* ShmGroup::mailbox(int from, int to, uint32_t chunk) {
   const int place = to > from ? to - 1 : to;  // nobody writes to itself
-  return lane(from, chunk) + static_cast<size_t>(place) * memory_.geometry.mailbox_bytes;
+  return row(from, chunk) + static_cast<size_t>(place) * memory_.geometry.mailbox_bytes;
 }
 
 int ShmGroup::who_has_not(Flag Control::* stage, uint32_t count) {
@@ -89,7 +89,7 @@ void ShmGroup::wait_for_all(Flag Control::* stage, uint32_t count) {
 
 template <typename Put, typename Get>
 void ShmGroup::stream(size_t chunks, Put put, Get get) {
-  reserve_own_lanes();
+  reserve_own_rows();
   Control& mine = control(rank());
   const uint32_t first = next_chunk_;
   for (size_t k = 0; k <= chunks; ++k) {
@@ -111,7 +111,7 @@ void ShmGroup::stream(size_t chunks, Put put, Get get) {
 void ShmGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   const PieceLayout layout(pieces, size_of(reduction.dtype));
   if (layout.total() * size_of(reduction.dtype) <= kSmallBytes) return small_allreduce(reduction, pieces);
-  reserve_own_lanes();
+  reserve_own_rows();
   ShmAllreduce(*this, reduction, layout).run();
 }
 
@@ -233,13 +233,13 @@ void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
   std::vector<Counts> counts;
   for (const Gathering& array : arrays) counts.push_back(array.bytes);
   const PartStreams streams(std::move(counts), size());
-  const size_t step = memory_.geometry.lane_bytes();
+  const size_t step = memory_.geometry.row_bytes();
   PartStreams::Cursor put;
   std::vector<PartStreams::Cursor> gets(static_cast<size_t>(size()));
   stream(
       chunks_of(streams.longest(), step),
       [&](size_t, uint32_t chunk) {
-        char* own = lane(rank(), chunk);
+        char* own = row(rank(), chunk);
         streams.for_next(put, rank(), step, [&](const PartStreams::Stretch& it) {
           copy(own + it.offset, at(arrays[it.array].source, it.in_part), it.count);
         });
@@ -252,7 +252,7 @@ void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
           const int peer = (rank() + i) % size();
           if (streams.is_at_end(gets[peer], peer)) continue;
           wait_for(control(peer).put, chunk + 1);
-          const char* theirs = lane(peer, chunk);
+          const char* theirs = row(peer, chunk);
           streams.for_next(gets[peer], peer, step, [&](const PartStreams::Stretch& it) {
             copy(at(arrays[it.array].destination, it.in_array), theirs + it.offset, it.count);
           });
@@ -263,12 +263,12 @@ void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
 void ShmGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
   const PieceLayout layout(pieces, 1);
   PieceLayout::Cursor cursor;  // a rank either puts or gets
-  const size_t step = memory_.geometry.lane_bytes();
+  const size_t step = memory_.geometry.row_bytes();
   stream(
       chunks_of(layout.total(), step),
       [&](size_t k, uint32_t chunk) {
         if (rank() != root) return;
-        char* own = lane(root, chunk);
+        char* own = row(root, chunk);
         layout.for_each(cursor, k * step, step, [&](const char*, const char* data, size_t offset, size_t bytes) {
           copy(own + offset, data, bytes);
         });
@@ -276,7 +276,7 @@ void ShmGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
       [&](size_t k, uint32_t chunk) {
         if (rank() == root) return;
         wait_for(control(root).put, chunk + 1);
-        const char* theirs = lane(root, chunk);
+        const char* theirs = row(root, chunk);
         layout.for_each(cursor, k * step, step, [&](const char*, char* data, size_t offset, size_t bytes) {
           copy(data, theirs + offset, bytes);
         });
@@ -357,7 +357,7 @@ void ShmAllreduce::run() {
 }
 
 // This rank got its results from its own mailboxes, which no rank reads after all owners have summed them. Only
-// what an operation before this one has left in a lane may still be read by others.
+// what an operation before this one has left in a row may still be read by others.
 bool ShmAllreduce::can_put() const {
   const size_t depth = static_cast<size_t>(group_.memory_.geometry.depth);
   const bool is_free = put_ >= depth || group_.who_has_not(&Control::got, group_.got_before(number(put_))) < 0;

@@ -89,9 +89,9 @@ struct MailboxGeometry {
   // Keeps all mailboxes together under half of a usual last-level cache. `cores`: that all ranks of the node can keep
   // busy at the same time.
   static MailboxGeometry of(int size, size_t largest_mailbox_bytes, int cores);
-  size_t lane_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
-  // Of all lanes of a rank.
-  size_t lanes_bytes() const { return static_cast<size_t>(depth) * lane_bytes(); }
+  size_t row_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
+  // Of all rows of a rank.
+  size_t rows_bytes() const { return static_cast<size_t>(depth) * row_bytes(); }
 };
 
 // The memory that the ranks of a Group share on this node.
@@ -104,10 +104,10 @@ struct NodeMemory {
 
 class ShmGroup final : public Group {
  public:
-  // Of the segment that holds the mailboxes. The lanes are at its end, from first_lane() on: each rank reserves the
+  // Of the segment that holds the mailboxes. The rows are at its end, from first_row() on: each rank reserves the
   // memory of its own before its first operation that needs them, since few of many groups have one.
   static size_t segment_bytes(const MailboxGeometry& geometry);
-  static size_t first_lane(const MailboxGeometry& geometry);
+  static size_t first_row(const MailboxGeometry& geometry);
   static AlgorithmChoices choices();
 
   // All references and the arena outlive this.
@@ -146,11 +146,11 @@ class ShmGroup final : public Group {
   Control& control(int rank) { return reinterpret_cast<Control*>(memory_.mailboxes.data())[rank]; }
   // Where `from` leaves data of chunk number `chunk` for `to`.
   char* mailbox(int from, int to, uint32_t chunk);
-  // All mailboxes of `from` for one chunk as one piece of memory, lane_bytes() long, for what everybody reads.
-  char* lane(int from, uint32_t chunk);
+  // All mailboxes of `from` for one chunk as one piece of memory, row_bytes() long, for what everybody reads.
+  char* row(int from, uint32_t chunk);
   char* small_slot(int rank, uint32_t number);
   // Throws failure where /dev/shm is full.
-  void reserve_own_lanes();
+  void reserve_own_rows();
 
   // A rank for which the stage has not got so far, or -1.
   int who_has_not(Flag Control::* stage, uint32_t count);
@@ -170,7 +170,7 @@ class ShmGroup final : public Group {
   void reduce_own_slice(const Reduction& reduction, const Piece* first, size_t count);
 
   NodeMemory memory_;
-  bool has_lanes_ = false;  // this rank's own
+  bool has_rows_ = false;  // this rank's own
   const Tuning& tuning_;
   Watch& watch_;
   Waiter waiter_;

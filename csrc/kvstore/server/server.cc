@@ -25,7 +25,7 @@ uint64_t random_number() {
 }  // namespace
 
 ServerThread::ServerThread(ServerShared& shared, int number)
-    : shared_(shared), lane_(shared.traffic.name + ", thread " + std::to_string(number)) {}
+    : shared_(shared), row_(shared.traffic.name + ", thread " + std::to_string(number)) {}
 
 ServerThread::~ServerThread() { stop(); }
 
@@ -122,7 +122,7 @@ void ServerThread::take_turn() {
 
 void ServerThread::run() {
   const KeptDenormals kept;
-  GuardedTurns turns(lane_);
+  GuardedTurns turns(row_);
   looked_at_ = now_s();
   while (true) {
     turns.run([this] { mailbox_.empty(); });

@@ -64,7 +64,7 @@ class ServerThread final : Session::Home {
   const ServerWords& words() const override { return shared_.words; }
   WaitingRoom& waiting_room() override { return waiting_room_; }
   double timeout_s() const override { return shared_.timeout_s; }
-  const std::string& lane() const override { return lane_; }
+  const std::string& row() const override { return row_; }
   void has_changed(Part& part, size_t chunk) override;
   void has_changed() override;
   void has_ended(Session& session) override;
@@ -75,7 +75,7 @@ class ServerThread final : Session::Home {
   bool go_on();
 
   ServerShared& shared_;
-  const std::string lane_;
+  const std::string row_;
   Poller poller_;
   Mailbox mailbox_{poller_};
   WaitingRoom waiting_room_;

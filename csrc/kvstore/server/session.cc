@@ -574,7 +574,7 @@ Session::Result Session::push(const Request& request) {
     return Result::over;
   }
   if (outcome == Outcome::busy || outcome == Outcome::full) return Result::busy;
-  note("update", request, begin_s, home_.lane());
+  note("update", request, begin_s, home_.row());
   if (!pulls)
     say(request.id, Said::done, static_cast<int64_t>(request.actor->num_update(head.chunk)));
   else if (answer.is_there)
@@ -591,7 +591,7 @@ Reading Session::read(const Request& request, Answer& answer) {
   const Reading reading = request.ranges
                               ? request.actor->read_ranges(request.head.chunk, number, *request.ranges, answer)
                               : request.actor->read(request.head.chunk, number, answer);
-  if (reading == Reading::done) note("answer", request, begin_s, home_.lane());
+  if (reading == Reading::done) note("answer", request, begin_s, home_.row());
   return reading;
 }
 

@@ -86,7 +86,7 @@ class Session final : Connection::Owner {
     virtual WaitingRoom& waiting_room() = 0;
     virtual double timeout_s() const = 0;
     // The track of this thread in timelines.
-    virtual const std::string& lane() const = 0;
+    virtual const std::string& row() const = 0;
     // Something that others may wait for has happened to a chunk; or to any.
     virtual void has_changed(Part& part, size_t chunk) = 0;
     virtual void has_changed() = 0;
