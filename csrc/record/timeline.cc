@@ -196,7 +196,9 @@ void Timeline::format_span(const char* name, int track, double begin_s, double e
 void Timeline::format(const SubmissionPtr& submission) {
   const Operation& operation = submission->operation();
   const Progress& progress = submission->progress;
-  const int track = track_of(name_of(operation.kind) + std::string(".") + operation.name);
+  // Process sets may have operations of one name at the same time.
+  const std::string of_set = operation.process_set == 0 ? "" : " of " + std::to_string(operation.process_set);
+  const int track = track_of(name_of(operation.kind) + std::string(".") + operation.name + of_set);
   std::string arguments = "\"name\":" + quoted(operation.name) + ",\"bytes\":" + std::to_string(operation.bytes()) +
                           ",\"process_set\":" + std::to_string(operation.process_set);
   if (const auto& title = submission->request->title) arguments += ",\"title\":" + quoted(*title);

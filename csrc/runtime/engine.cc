@@ -331,7 +331,6 @@ void Engine::leave_lanes() {
 void Engine::end() {
   has_ended_ = true;
   if (Node* node = fabric_.node()) node->leave();
-  inbox_.close({ErrorKind::shut_down, end_text(left_)});
   is_closed_ = true;
 }
 

@@ -99,7 +99,7 @@ void Residuals::forget(int process_set) {
 double Executor::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {
   const Agreement& first = *plan.parts.front();
   // Its set was removed since: what is pending there fails when that is carried out.
-  if (!sets_.membership().has(first.operation.process_set)) return now;
+  if (!membership_.has(first.operation.process_set)) return now;
   const Submissions submissions = inbox_.find(plan, rank_, agreed_s, now, name_of_group(first));
   if (first.error != ErrorKind::none) {
     fail(submissions, first.error, first.message);
@@ -442,7 +442,7 @@ void Executor::reducescatter(const Plan& plan, const Submissions& submissions, L
 void Executor::broadcast(const Plan& plan, const Submissions& submissions, Memory& memory) {
   const Operation& common = plan.parts.front()->operation;
   Group& group = memory.group(common.process_set);
-  const int root = sets_.membership().place(common.process_set, common.root);
+  const int root = membership_.place(common.process_set, common.root);
   std::vector<Piece> pieces;
   for (const SubmissionPtr& submission : submissions) {
     for (size_t t = 0; t < submission->inputs.size(); ++t) {

@@ -52,11 +52,13 @@ class Executor {
     virtual void close(int process_set, ErrorKind kind, const std::string& why) REQUIRES(turn) = 0;
   };
 
-  // `rank`: this one. `transfer_tag`: of messages between two ranks. All else outlives this.
-  Executor(int rank, PeerWatch& watch, Inbox& inbox, ProcessSets& sets, Gpus& gpus, Sets& opener, Residuals& residuals,
-           int transfer_tag)
+  // `rank`: this one. `transfer_tag`: of messages between two ranks. `membership`: that which the plans were agreed on
+  // with. All else outlives this.
+  Executor(int rank, const Membership& membership, PeerWatch& watch, Inbox& inbox, ProcessSets& sets, Gpus& gpus,
+           Sets& opener, Residuals& residuals, int transfer_tag)
       : rank_(rank),
         transfer_tag_(transfer_tag),
+        membership_(membership),
         watch_(watch),
         inbox_(inbox),
         sets_(sets),
@@ -123,6 +125,7 @@ class Executor {
   double finish(const Submissions& submissions, std::vector<Result> results) REQUIRES(turn);
 
   const int rank_, transfer_tag_;
+  const Membership& membership_;
   PeerWatch& watch_;
   Inbox& inbox_;
   ProcessSets& sets_;

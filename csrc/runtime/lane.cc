@@ -37,8 +37,8 @@ Lane::Lane(std::shared_ptr<OpenSet> set, const Shared& shared, std::unique_ptr<A
       tuning_(*set_->tuning),
       coordinator_(*line_.channel, *set_->membership, shared.blockage, limits_of(shared.options, tuning_),
                    process_set_),
-      executor_(shared.world.rank, line_.watch, shared.inbox, shared.sets, shared.gpus, shared.owner, shared.residuals,
-                process_set_ == 0 ? kTransferTag : lane_tag(process_set_) + kTransferTagOfLane),
+      executor_(shared.world.rank, *set_->membership, line_.watch, shared.inbox, shared.sets, shared.gpus, shared.owner,
+                shared.residuals, process_set_ == 0 ? kTransferTag : lane_tag(process_set_) + kTransferTagOfLane),
       autotune_(std::move(autotune)) {}
 
 void Lane::answer(const std::string& whereabouts) {

@@ -40,7 +40,9 @@ ProcessSets::ProcessSets(const World& world, const Options& options, Tuning& tun
 }
 
 Placement ProcessSets::place(int id) const {
-  Placement placement = world_.place(membership_.ranks(id));
+  const auto open = sets_.find(id);  // the world may have agreed to remove it, which its lane does not know yet
+  const Membership& membership = open == sets_.end() ? membership_ : *open->second->membership;
+  Placement placement = world_.place(membership.ranks(id));
   placement.set_link_rates(link_rates_);
   return placement;
 }

@@ -195,6 +195,51 @@ def test_a_rank_that_exits_early_is_named():
     require_clean_end(outcome)
 
 
+LEAVES = """
+import sys, time
+import numpy as np
+import ringtrain as hvd
+
+hvd.init(**eval(sys.argv[2]))
+rank = hvd.rank()
+pair, others = hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2])
+hvd.barrier()
+if rank == 2:
+    sys.exit(0)
+
+def fails(process_set, leaver):
+    for name in ("the first", "another one"):
+        try:
+            hvd.allreduce(np.ones(3), op=hvd.Sum, name=name, process_set=process_set)
+            raise SystemExit(f"rank {rank}: an operation of ranks that have left is done")
+        except hvd.ShutDownError as error:
+            assert f"rank {leaver} " in str(error) and "exited early" in str(error), error
+
+fails(hvd.global_process_set, 2)
+if rank == 1:
+    fails(others, 2)
+for count in (1, 5, 300_000):
+    for step in range(40):
+        values = np.full(count, float(step + rank))
+        assert (hvd.allreduce(values, op=hvd.Sum, name=f"of {count}", process_set=pair) == 2 * step + 1).all()
+print(f"rank {rank} is done")
+if rank == 0:
+    fails(pair, 1)
+    print("rank 0 was told")
+"""
+
+
+@pytest.mark.parametrize(
+    "options", [{}, BY_SOCKETS, {"shared_memory": "off"}], ids=["shared memory", "sockets", "no shared memory"]
+)
+def test_process_sets_go_on_without_ranks_that_have_left_and_are_not_theirs(options, tmp_path):
+    job = start(LEAVES, 3, tmp_path, repr(options))
+    output = job.communicate(timeout=60)[0]
+    assert job.returncode == 0, output
+    for line in ("rank 0 is done", "rank 1 is done", "rank 0 was told"):
+        assert line in output, output
+
+
 @pytest.mark.parametrize("ranks", [2, 3])  # with 2, Open MPI's launcher is gone before the other rank says anything
 def test_a_rank_that_ends_without_a_word_is_named(ranks):
     outcome = run(vanishes(rank=ranks - 1).during("negotiate"), ranks)

@@ -37,9 +37,10 @@ def run(injection, ranks=3, hosts=(), rate=None, **options):
         return trial.run(injection, place, options)
 
 
-def start(program, ranks, folder):
-    """ringrun with a program that gets `folder` as its argument, so that its processes can be found by it."""
-    command = [sys.executable, "-m", "ringtrain.run", "-np", str(ranks), sys.executable, "-c", program, str(folder)]
+def start(program, ranks, folder, *arguments):
+    """ringrun with a program that gets `folder` as its first argument, so that its processes can be found by it."""
+    python = [sys.executable, "-c", program, str(folder), *arguments]
+    command = [sys.executable, "-m", "ringtrain.run", "-np", str(ranks), *python]
     environment = trial.marked(os.environ, str(folder))
     return subprocess.Popen(
         command,

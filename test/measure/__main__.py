@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from measure.faults.soak import Faults
 from measure.gpu.measurement import Gpu
+from measure.groups import Groups
 from measure.idle import Idle
 from measure.jax.step import JaxStep
 from measure.kvstore_job import KVStoreJob
@@ -21,6 +22,7 @@ from ringtrain.bench import cli
 
 MEASUREMENTS = (
     Gpu(),
+    Groups(),
     Negotiation(),
     Scale(),
     Faults(),
@@ -39,6 +41,7 @@ EXAMPLES = """\
 examples:
   python -m measure gpu -np 2 --json gpu.json
   python -m measure negotiation --max-ranks 4096
+  python -m measure groups -np 4
   python -m measure scale --ranks 1024 10000
   python -m measure faults --count 200
   python -m measure submission -np 2 --launches 3

@@ -251,7 +251,7 @@ void try_rounds(Draw& draw, LyingWire& wire) {
       return std::any_of(plan->parts.begin(), plan->parts.end(), is_of_first);
     });
     if (!is_done) name = "a" + std::to_string(round);
-    for (size_t i = 0; i < agreed->plans.size(); ++i) coordinator.note_carried_out();
+    for (size_t i = 0; i < agreed->plans.size(); ++i) blockage.note_carried_out(now_s());
     if (!agreed->left.empty()) return;
   }
 }
