@@ -27,6 +27,10 @@ class Blockage {
   // One of the plans that were agreed on is done.
   void note_carried_out(double now) REQUIRES(turn) {
     --plans_to_carry_out_;
+    note_progress(now);
+  }
+  // Something has gone on that no round agrees on. What this rank waits for may follow.
+  void note_progress(double now) REQUIRES(turn) {
     carried_out_s_ = now;
     told_ = 0;
   }
@@ -53,7 +57,7 @@ class Blockage {
   std::atomic<uint64_t> count_{0};
   uint64_t told_ = 0;  // the last one of which all ranks have been told; 0: none since the last plan
   size_t plans_to_carry_out_ = 0;
-  double carried_out_s_ = now_s();  // when the last plan was
+  double carried_out_s_ = now_s();  // when the last plan was, or something else went on
 };
 
 }  // namespace ringtrain

@@ -18,6 +18,8 @@ bool has_gpu_work(const Announcements& announcements) {
                      [](const Announced& one) { return one.request.operation.is_on_gpu; });
 }
 
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
 // The last word of a round; a flag stays set only if it is set on every rank.
 enum Flags : uint64_t { kNothingNew = 1, kStaying = 2, kBlocked = 4 };
 
@@ -207,7 +209,8 @@ void Coordinator::make_own_words(double now) {
   lateness_.keep(words_);
   for (size_t i = 0; i < words_.size(); ++i) words_[i] |= (*always_ready_)[i];
   lateness_.tell(words_);
-  const bool has_news = !to_announce_.empty() || proposal_ || !whereabouts_.empty() || ledger_.next_deadline() <= now;
+  const bool has_news = !to_announce_.empty() || proposal_ || !whereabouts_.empty() || ledger_.next_deadline() <= now ||
+                        (messages_ && messages_->has_news(now));
   words_.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying) |
                    (Blockage::is_odd(blockage_of_round_) ? kBlocked : 0));
 }
@@ -227,11 +230,8 @@ void Coordinator::put_value() {
 // All ranks see the same, so all come to the same result: nothing unless every rank that takes part has put its own.
 void Coordinator::take_values(int slot) {
   const Operation& operation = cache_.at(slot)->operation;
-  const bool is_transfer = operation.kind == OpKind::transfer;
-  if (!is_transfer && !membership_.joined(operation.process_set).empty()) return;
-  const std::vector<int> source =
-      is_transfer ? std::vector<int>{static_cast<int>(operation.numbers[0])} : std::vector<int>();
-  for (const int rank : is_transfer ? source : membership_.ranks(operation.process_set)) {
+  if (!membership_.joined(operation.process_set).empty()) return;
+  for (const int rank : membership_.ranks(operation.process_set)) {
     const SmallValue* value = channel_.value_of(place_of(rank));
     if (!value || value->slot != slot || value->bytes != operation.bytes()) return round_.values.clear();
     round_.values.push_back(value->data);
@@ -257,7 +257,10 @@ std::vector<AgreementPtr> Coordinator::agreements_of(const Words& bits) const {
 void Coordinator::begin_to_settle() {
   agreements_ = agreements_of(words_);
   lateness_.forget();
-  if (are_all_blocked_ && !round_.closes_lanes) reannounce_all();
+  const bool are_judged = are_all_blocked_ && !round_.closes_lanes;
+  if (are_judged) reannounce_all();
+  if (messages_) messages_->announce(are_judged, to_announce_, withdrawn_);
+  for (const Key& message : withdrawn_) announced_.erase(message);
   message_ = announcement();
   stage_ = Stage::announcements;
 }
@@ -272,6 +275,7 @@ bool Coordinator::settle(double deadline) {
   const std::optional<Bytes> decision = channel_.broadcast_until(deadline, message_);
   if (!decision) return false;
   stage_ = Stage::none;
+  if (messages_) messages_->settled();
   for (AgreementPtr& agreement : apply_decision(read_decision(*decision, membership_)))
     agreements_.push_back(std::move(agreement));
   drop_removed(agreements_);
@@ -311,7 +315,8 @@ Bytes Coordinator::announcement() {
     announced_[std::move(key)] = std::move(pending);
   }
   to_announce_.clear();
-  return writer.take(is_leaving_, blockage_.count() == blockage_of_round_, std::exchange(whereabouts_, {}));
+  return writer.take(is_leaving_, blockage_.count() == blockage_of_round_, messages_ ? messages_->on_their_way() : 0,
+                     std::exchange(withdrawn_, {}), std::exchange(whereabouts_, {}));
 }
 
 Decision Coordinator::decide(const Gathered& gathered) {
@@ -325,6 +330,7 @@ Decision Coordinator::decide(const Gathered& gathered) {
   decision.evicted.resize(words_for(static_cast<size_t>(cache_.slot_count())));
   decision.left = std::move(announcements.leaving);
   for (auto& [rank, whereabouts] : announcements.whereabouts) ledger_.note_answer(rank, std::move(whereabouts));
+  for (const Key& message : announcements.withdrawn) ledger_.withdraw(message);
   for (const Announced& announced : announcements.requests) note(announced, now, decision);
   decision.tuning = std::exchange(proposal_, std::nullopt);
   if (!is_of_world_ && has_gpu_work(announcements)) {
@@ -332,7 +338,8 @@ Decision Coordinator::decide(const Gathered& gathered) {
     return decision;
   }
   decision.agreements = ledger_.take_agreed();
-  const bool have_been_blocked = are_all_blocked_ && !round_.closes_lanes && announcements.have_been_blocked;
+  const bool have_been_blocked =
+      are_all_blocked_ && !round_.closes_lanes && announcements.have_been_blocked && announcements.on_their_way == 0;
   if (decision.agreements.empty() && have_been_blocked) decision.agreements = ledger_.take_deadlocked();
   decision.question = ledger_.take_question(now);
   for (const std::string& warning : ledger_.take_warnings(now)) warn(warning);
@@ -341,8 +348,7 @@ Decision Coordinator::decide(const Gathered& gathered) {
 }
 
 // A rank that has the same operation cached only sets its bit. The cache forgets it, so that all meet in the Ledger.
-// The same holds for what a joined rank cannot take part in, for all that a rank would take part in that has ended, and
-// for transfers that a rank asks for.
+// The same holds for what a joined rank cannot take part in, and for all that a rank would take part in that has ended.
 void Coordinator::note(const Announced& announced, double now, Decision& decision) {
   const Operation& operation = announced.request.operation;
   ledger_.announce(announced.ranks, announced.request, now - announced.oldest_s, now - announced.youngest_s);
@@ -350,17 +356,16 @@ void Coordinator::note(const Announced& announced, double now, Decision& decisio
     set_bit(decision.evicted, static_cast<size_t>(*slot));
   if (operation.kind == OpKind::join)
     announced.ranks.for_each([&](int rank) { decision.joined.push_back({operation.process_set, rank}); });
-  else if (operation.name != kEndName && operation.kind != OpKind::find_sender)
+  else if (operation.name != kEndName)
     return;
   for (int slot = 0; slot < cache_.slot_count(); ++slot)
     if (cache_.has(slot) && !can_go_on(cache_.at(slot)->operation, announced))
       set_bit(decision.evicted, static_cast<size_t>(slot));
 }
 
-// Whether its bit still means the same after a join, an end or a question.
+// Whether its bit still means the same after a join or an end.
 bool Coordinator::can_go_on(const Operation& cached, const Announced& announced) const {
   const Operation& operation = announced.request.operation;
-  if (operation.kind == OpKind::find_sender) return !is_sought_by(operation, cached);
   if (operation.kind == OpKind::join)
     return cached.process_set != operation.process_set || (Ledger::can_join(cached) && !cached.is_registered);
   const std::vector<int>& members = membership_.ranks(cached.process_set);
@@ -444,7 +449,8 @@ std::vector<Fresh> Coordinator::take_pending() {
 }
 
 double Coordinator::next_deadline() const {
-  return is_of_world_ ? std::min(next_deadline_, blockage_.next_deadline()) : next_deadline_;
+  if (!is_of_world_) return next_deadline_;
+  return std::min({next_deadline_, blockage_.next_deadline(), messages_ ? messages_->next_deadline() : kNever});
 }
 
 double Coordinator::find_next_deadline() const {

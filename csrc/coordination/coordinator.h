@@ -11,6 +11,12 @@
 // announce what they have pending, and say whether they have been blocked without a break since they began. Those
 // times overlap, so if everybody says yes there was such a moment; and if nothing of what was announced is complete,
 // nothing ever will be. So nobody's word has to be kept, or taken back, from one round to the next.
+//
+// Messages between two ranks go without rounds (runtime/pair_messages.h). Here their ends only wait: an end without its
+// other one is announced when it is overdue, for the question and the warning, and when all ranks are blocked. It never
+// becomes complete, and is withdrawn when the other end has come. A word between two ranks that is on its way may end
+// what looks like a deadlock. While a round is settled no rank sends or receives any, so they are as many as were sent,
+// over all ranks, less those that were received.
 #pragma once
 
 #include <algorithm>
@@ -126,8 +132,8 @@ struct Round {
   bool closes_lanes = false;     // all ranks are blocked: what is pending in lanes is to be judged here
   std::string question;          // not empty: something waits for long, and each rank is to say where its threads are
   std::optional<Tuning> tuning;  // to be used from now on, first for these plans
-  // Of each rank of the process set, or of the source of a transfer, if there is one plan and its only tensor travelled
-  // beside the bits. They stay where they are until the next round begins.
+  // Of each rank of the process set, if there is one plan and its only tensor travelled beside the bits. They stay
+  // where they are until the next round begins.
   std::vector<const void*> values;
 
   // Keeps the memory for the next round.
@@ -147,6 +153,23 @@ struct Fresh {
   const void* value = nullptr;
 };
 
+// The messages between this rank and others, as the negotiation sees them.
+class PendingMessages {
+ public:
+  virtual ~PendingMessages() = default;
+  // Whether announce() has something to say.
+  virtual bool has_news(double now) const = 0;
+  // When one of them is to be announced.
+  virtual double next_deadline() const = 0;
+  // Adds the ends that wait for their other end and were not announced before: those that are overdue, or all of them.
+  // Adds to `withdrawn` those that were announced and wait no longer. No message goes on until settled().
+  virtual void announce(bool all, std::vector<Pending>& to_announce, std::vector<Key>& withdrawn) = 0;
+  // Words that this rank has sent, less those that it has received. More where it is carrying out a message.
+  virtual int64_t on_their_way() const = 0;
+  // All ranks know the decision. What it says of messages is to be done before the turn is let go of.
+  virtual void settled() = 0;
+};
+
 class Coordinator {
  public:
   struct Limits {
@@ -159,6 +182,10 @@ class Coordinator {
   // Agrees on the operations of one process set, its lane; of set 0, those of the world and of all process sets without
   // a lane. `channel`: between its ranks. All but the limits outlives this. The membership changes by what is agreed.
   Coordinator(Channel& channel, Membership& membership, Blockage& blockage, const Limits& limits, int process_set = 0);
+  // After how many seconds a bit, or an end of a message, is announced in full, and the ranks are asked.
+  static double ask_s(const Limits& limits);
+  // In the lane of the world. It outlives this, and is asked in a round, while all ranks wait.
+  void ask_for(PendingMessages& messages) { messages_ = &messages; }
 
   // The input of a rank to a round. In this order: a blocked thread has submitted what it waits for, so `fresh`,
   // taken afterwards, has it.
@@ -215,8 +242,6 @@ class Coordinator {
   void reannounce_all();
   void reannounce_all_of(const std::set<int>& process_sets);
   double find_next_deadline() const;
-  // After how many seconds a bit is announced in full, and the ranks are asked.
-  static double ask_s(const Limits& limits);
   void note_progress(const Plan& plan);
   void drop_removed(std::vector<AgreementPtr>& agreements) const;
 
@@ -260,7 +285,9 @@ class Coordinator {
   Ready ready_;                       // by slot: this rank sets the bit until all do
   std::vector<Pending> to_announce_;  // in the next round that gathers
   std::map<Key, Pending> announced_;  // in full, not agreed yet
-  bool has_just_joined_ = false;      // the next round can agree on what the others wait for
+  std::vector<Key> withdrawn_;        // to be told with to_announce_
+  PendingMessages* messages_ = nullptr;
+  bool has_just_joined_ = false;  // the next round can agree on what the others wait for
   // Bits of cached operations that do not wait for this rank; nothing when they must be found again.
   std::optional<Words> always_ready_;
   Lateness lateness_;

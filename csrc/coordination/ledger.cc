@@ -71,6 +71,9 @@ constexpr double kLongestAnswer_s = 2;
 
 bool is_join(const Key& key) { return key.second == kJoinName; }
 bool is_end(const Key& key) { return key.second == kEndName; }
+bool is_from_any_rank(const Operation& operation) {
+  return operation.kind == OpKind::transfer && operation.numbers[0] == kAnySource;
+}
 
 }  // namespace
 
@@ -121,7 +124,6 @@ void Ledger::announce(const RankSet& ranks, const Request& request, double first
   entry.last = ranks.last();
   changed_.insert(key);
   reschedule(it->first, entry);
-  keep_address(it->first, entry);
   if (is_join(key)) {
     joining_.insert(operation.process_set);
     note_change_of(operation.process_set);
@@ -160,33 +162,8 @@ void Ledger::reschedule(const Key& key, Entry& entry) {
   if (due_s < kNever) due_.insert({due_s, &key});
 }
 
-void Ledger::keep_address(const Key& key, Entry& entry) {
-  forget_address(key, entry);  // it is that of the lowest rank, which may be another one now
-  const Operation& operation = first_of(entry);
-  const std::vector<int64_t>& numbers = operation.numbers;
-  if (operation.kind == OpKind::find_sender) {
-    entry.address = {operation.process_set, numbers[0], numbers[1]};
-    arrivals_[*entry.address].questions.insert(&key);
-  } else if (operation.kind == OpKind::transfer && !entry.announced.contains(static_cast<int>(numbers[1]))) {
-    entry.address = {operation.process_set, numbers[1], numbers[2]};
-    Arrivals& arrivals = arrivals_[*entry.address];
-    arrivals.transfers[entry.order] = &entry;
-    for (const Key* question : arrivals.questions) changed_.insert(*question);
-  }
-}
-
-void Ledger::forget_address(const Key& key, Entry& entry) {
-  if (!entry.address) return;
-  const auto it = arrivals_.find(*entry.address);
-  it->second.questions.erase(&key);
-  it->second.transfers.erase(entry.order);
-  if (it->second.questions.empty() && it->second.transfers.empty()) arrivals_.erase(it);
-  entry.address.reset();
-}
-
 Ledger::Entries::iterator Ledger::erase(Entries::iterator it) {
   due_.erase({it->second.due_s, &it->first});
-  forget_address(it->first, it->second);
   if (is_join(it->first)) joining_.erase(it->first.first);
   return entries_.erase(it);
 }
@@ -208,19 +185,9 @@ const std::vector<int>& Ledger::members_of(const Entry& entry, std::vector<int>&
   return own = participants_of(operation);
 }
 
-const Ledger::Entry* Ledger::find_transfer(const Operation& question) const {
-  const auto it = arrivals_.find({question.process_set, question.numbers[0], question.numbers[1]});
-  return it == arrivals_.end() || it->second.transfers.empty() ? nullptr : it->second.transfers.begin()->second;
-}
-
-bool Ledger::is_sought(const Operation& transfer) const {
-  const auto it = arrivals_.find({transfer.process_set, transfer.numbers[1], transfer.numbers[2]});
-  return it != arrivals_.end() && !it->second.questions.empty();
-}
-
 bool Ledger::is_complete(const Key& key, const Entry& entry) const {
   const Operation& operation = first_of(entry);
-  if (operation.kind == OpKind::find_sender && !find_transfer(operation)) return false;
+  if (operation.kind == OpKind::transfer) return false;
   std::vector<int> own;
   const std::vector<int>& members = members_of(entry, own);
   const auto join = entries_.find({key.first, kJoinName});
@@ -237,7 +204,7 @@ RankSet Ledger::ended_members(const Key& key, const Entry& entry) const {
   if (end == entries_.end()) end = entries_.find({kWorld, kEndName});
   if (end == entries_.end() || is_end(key)) return ended;
   const OpKind kind = first_of(entry).kind;
-  if (kind == OpKind::close_process_set || kind == OpKind::find_sender) return ended;
+  if (kind == OpKind::close_process_set || is_from_any_rank(first_of(entry))) return ended;
   missing(key, entry).for_each([&](int rank) {
     if (end->second.announced.contains(rank)) ended.add(rank);
   });
@@ -298,8 +265,6 @@ Agreement Ledger::agree(const Entry& entry) const {
     agreement.error = ErrorKind::mismatch;
     return agreement;
   }
-  if (operation.kind == OpKind::find_sender) agreement.result = first_of(*find_transfer(operation)).numbers[0];
-  agreement.is_sought = operation.kind == OpKind::transfer && is_sought(operation);
   agreement.operation.is_registered =
       joined.empty() && std::all_of(entry.variants.begin(), entry.variants.end(),
                                     [](const Variant& one) { return one.request.operation.is_registered; });
@@ -344,10 +309,10 @@ RankSet Ledger::missing(const Key& key, const Entry& entry) const {
   RankSet ranks;
   std::vector<int> own;
   // Any other rank of the set could send something.
-  const bool is_question = first_of(entry).kind == OpKind::find_sender;
+  const bool is_of_set = is_from_any_rank(first_of(entry));
   const auto join = entries_.find({key.first, kJoinName});
   const auto has_joined = [&](int rank) { return join != entries_.end() && join->second.announced.contains(rank); };
-  for (const int rank : is_question ? membership_.ranks(key.first) : members_of(entry, own))
+  for (const int rank : is_of_set ? membership_.ranks(key.first) : members_of(entry, own))
     if (!entry.announced.contains(rank) && !has_joined(rank)) ranks.add(rank);
   return ranks;
 }
@@ -548,6 +513,11 @@ std::string Ledger::deadlock_hint(const Groups& groups) {
   return hint +
          " Do they have different numbers of batches? In PyTorch put the loop into `with hvd.Join(optimizer):`, "
          "elsewhere call hvd.join() after it.";
+}
+
+void Ledger::withdraw(const Key& message) {
+  const auto it = entries_.find(message);
+  if (it != entries_.end()) erase(it);
 }
 
 void Ledger::drop(int process_set) {

@@ -10,6 +10,8 @@
 //            Limits::shutdown_s the ranks are asked again.
 // From each state it leaves when it is complete, or as an error after Limits::shutdown_s.
 // A join is an entry like any other, but for its age: an operation of its process set makes it pending again.
+// An end of a message is an entry that is never complete: it ends as an error, or when its rank withdraws it, since the
+// other end has come.
 // A rank that has announced the barrier kEndName submits nothing more. Operations that wait for that rank fail at once.
 //
 // An entry keeps a request once for all ranks that have announced the same, not for each: the first step of N ranks
@@ -60,6 +62,8 @@ class Ledger {
   void begin_round() { first_of_round_ = announcements_; }
   // `first_s`, `last_s`: when the first and the last of these ranks submitted it.
   void announce(const RankSet& ranks, const Request& request, double first_s, double last_s);
+  // The other end of a message that was announced has come.
+  void withdraw(const Key& message);
   // Forgets a removed process set, and what was pending for it.
   void drop(int process_set);
 
@@ -94,8 +98,6 @@ class Ledger {
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
-  // Where a transfer arrives: its process set, its destination and its tag.
-  using Address = std::tuple<int32_t, int64_t, int64_t>;
   struct Entry {
     std::vector<Variant> variants;
     size_t first = 0;   // the variant of the lowest rank
@@ -106,15 +108,9 @@ class Ledger {
     int questions = 0;   // that were asked for it
     double asked_s = 0;  // for the first time
     bool is_told = false;
-    double due_s = kNever;           // as in due_
-    std::optional<Address> address;  // as in arrivals_
+    double due_s = kNever;  // as in due_
   };
   using Entries = std::map<Key, Entry>;
-  // The entries of one address: the questions, and the transfers that the destination has not announced, by order.
-  struct Arrivals {
-    std::set<const Key*> questions;
-    std::map<uint64_t, const Entry*> transfers;
-  };
 
   static const Request& request_of(const Entry& entry) { return entry.variants[entry.first].request; }
   static const Operation& first_of(const Entry& entry) { return request_of(entry).operation; }
@@ -122,16 +118,10 @@ class Ledger {
   void note_change_of(int process_set);
   // Called when an entry has changed.
   void reschedule(const Key& key, Entry& entry);
-  void keep_address(const Key& key, Entry& entry);
-  void forget_address(const Key& key, Entry& entry);
   Entries::iterator erase(Entries::iterator it);
   // Those that have to announce it, ascending; made in `own` where they are not those of a process set.
   const std::vector<int>& members_of(const Entry& entry, std::vector<int>& own) const;
   bool is_complete(const Key& key, const Entry& entry) const;
-  // The transfer that its destination has not announced, the one announced first, to which a find_sender is the
-  // question; null if there is none.
-  const Entry* find_transfer(const Operation& question) const;
-  bool is_sought(const Operation& transfer) const;                  // by a find_sender
   RankSet ended_members(const Key& key, const Entry& entry) const;  // that will never announce it
   Agreement agree(const Entry& entry) const;
   static Agreement agree_on_join(const Entry& entry);
@@ -158,7 +148,6 @@ class Ledger {
   std::set<Key> changed_;                        // entries to look at in take_agreed
   std::set<std::pair<double, const Key*>> due_;  // when the next question, warning or error of an entry is due
   std::set<int> joining_;                        // process sets with an entry of a join
-  std::map<Address, Arrivals> arrivals_;         // of find_senders and transfers
   bool has_new_answers_ = false;                 // since take_warnings
   uint64_t announcements_ = 0;
   uint64_t first_of_round_ = 0;

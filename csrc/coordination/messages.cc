@@ -80,6 +80,11 @@ class AnnouncementsReader {
       }
       if (reader.get<bool>()) all_.leaving.push_back(rank);
       all_.have_been_blocked &= reader.get<bool>();
+      all_.on_their_way += reader.get<int64_t>();
+      for (auto count = reader.get_count(sizeof(int32_t) + sizeof(uint64_t)); count > 0; --count) {
+        const auto process_set = reader.get<int32_t>();
+        all_.withdrawn.emplace_back(process_set, reader.get<std::string>());
+      }
       if (auto whereabouts = reader.get<std::string>(); !whereabouts.empty())
         all_.whereabouts.emplace_back(rank, std::move(whereabouts));
       read_ages(reader, requests, rank);
@@ -132,10 +137,17 @@ void AnnouncementWriter::add(const Request& request, double age_s) {
   ++ages_.back().second;
 }
 
-Bytes AnnouncementWriter::take(bool is_leaving, bool has_been_blocked, const std::string& whereabouts) {
+Bytes AnnouncementWriter::take(bool is_leaving, bool has_been_blocked, int64_t on_their_way,
+                               const std::vector<Key>& withdrawn, const std::string& whereabouts) {
   writer_.put(false);
   writer_.put(is_leaving);
   writer_.put(has_been_blocked);
+  writer_.put(on_their_way);
+  writer_.put(static_cast<uint32_t>(withdrawn.size()));
+  for (const auto& [process_set, name] : withdrawn) {
+    writer_.put(process_set);
+    writer_.put(name);
+  }
   writer_.put(whereabouts);
   for (const auto& [age, count] : ages_) {
     writer_.put(age);

@@ -26,9 +26,11 @@ class AnnouncementWriter {
  public:
   // `age_s`: since the rank has submitted it.
   void add(const Request& request, double age_s);
-  // `has_been_blocked`: without a break since the round began. `whereabouts`: the answer to the last question; empty:
-  // none.
-  Bytes take(bool is_leaving, bool has_been_blocked, const std::string& whereabouts);
+  // The last part. `has_been_blocked`: without a break since the round began. `on_their_way`: words of messages that
+  // this rank has sent, less those that it has received. `withdrawn`: announced ends of messages whose other ends have
+  // come. `whereabouts`: the answer to the last question; empty: none.
+  Bytes take(bool is_leaving, bool has_been_blocked, int64_t on_their_way, const std::vector<Key>& withdrawn,
+             const std::string& whereabouts);
 
  private:
   Writer writer_;
@@ -46,7 +48,9 @@ struct Announced {
 struct Announcements {
   std::vector<Announced> requests;
   std::vector<int> leaving;
-  bool have_been_blocked = true;                         // all of them
+  bool have_been_blocked = true;  // all of them
+  int64_t on_their_way = 0;       // words of messages that have been sent and not received
+  std::vector<Key> withdrawn;
   std::vector<std::pair<int, std::string>> whereabouts;  // of ranks that have answered
 };
 // `ranks`: of each place in `gathered`. Throws failure, naming the rank, for what no rank of this version sends.

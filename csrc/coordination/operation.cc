@@ -8,9 +8,8 @@ namespace ringtrain {
 
 const char* name_of(OpKind kind) {
   constexpr const char* kNames[] = {
-      "allreduce",         "allgather", "broadcast",       "alltoall",           "reducescatter",
-      "barrier",           "join",      "add_process_set", "remove_process_set", "open_process_set",
-      "close_process_set", "transfer",  "find_sender"};
+      "allreduce", "allgather",       "broadcast",          "alltoall",         "reducescatter",     "barrier",
+      "join",      "add_process_set", "remove_process_set", "open_process_set", "close_process_set", "transfer"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -44,8 +43,7 @@ std::string title_of(const Operation& operation) {
 }
 
 std::string_view kind_of(const Request& request) {
-  const OpKind kind = request.operation.kind;
-  if (!request.title || kind == OpKind::find_sender) return name_of(kind);  // which a recv is besides its transfer
+  if (!request.title) return name_of(request.operation.kind);
   return std::string_view(*request.title).substr(0, request.title->find(' '));
 }
 
@@ -62,16 +60,10 @@ std::vector<int> participants_of(const Operation& operation) {
   const std::vector<int64_t>& numbers = operation.numbers;
   if (operation.kind == OpKind::open_process_set) return {numbers.begin(), numbers.end()};
   if (operation.kind == OpKind::close_process_set) return {numbers.begin() + 1, numbers.end()};
-  if (operation.kind == OpKind::find_sender) return {static_cast<int>(numbers[0])};
   if (operation.kind != OpKind::transfer) return {};
+  if (numbers[0] == kAnySource) return {static_cast<int>(numbers[1])};
   const auto [first, second] = std::minmax(numbers[0], numbers[1]);
   return {static_cast<int>(first), static_cast<int>(second)};
-}
-
-bool is_sought_by(const Operation& question, const Operation& operation) {
-  return question.kind == OpKind::find_sender && operation.kind == OpKind::transfer &&
-         operation.process_set == question.process_set && operation.numbers[1] == question.numbers[0] &&
-         operation.numbers[2] == question.numbers[1];
 }
 
 std::string process_sets_text(const std::vector<int64_t>& numbers) {
@@ -194,10 +186,9 @@ void require_valid(const Operation& operation, int world_size) {
     }
     case OpKind::transfer:
       require(operation.tensors.size() == 1 && !operation.is_on_gpu, "other tensors than one in host memory");
-      return require(numbers.size() == 3 && is_rank(numbers[0]) && is_rank(numbers[1]) && numbers[0] != numbers[1],
-                     "no two ranks and a tag");
-    case OpKind::find_sender:
-      return require(numbers.size() == 2 && is_rank(numbers[0]) && operation.tensors.empty(), "no rank and no tag");
+      return require(numbers.size() == 4 && (is_rank(numbers[0]) || numbers[0] == kAnySource) && is_rank(numbers[1]) &&
+                         numbers[0] != numbers[1] && numbers[3] >= -1,
+                     "no two ranks, tag and number");
     default:
       return;
   }

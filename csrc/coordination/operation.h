@@ -56,10 +56,11 @@ enum class OpKind : uint8_t {
   // Of the ranks in `numbers` alone:
   open_process_set,   // those that belong to the new set
   close_process_set,  // those that belong to the set, once all of them have said so
-  transfer,           // one tensor from one rank to another
-  find_sender,        // one rank: from whom a transfer to it waits
+  // One tensor from one rank to another. The two do it without a round (runtime/pair_messages.h). Each announces its
+  // end only where the other one's does not come.
+  transfer,
 };
-constexpr OpKind kLastOpKind = OpKind::find_sender;
+constexpr OpKind kLastOpKind = OpKind::transfer;
 const char* name_of(OpKind kind);
 
 // An average is a sum divided by the number of ranks; for adasum see collectives/adasum.h.
@@ -80,8 +81,9 @@ struct Operation {
   std::string name;
   std::vector<TensorSpec> tensors;  // more than one for a group that is done together or not at all
   // add_process_set, open_process_set: its ranks; remove_process_set: its id; join: operations without a name that this
-  // rank has submitted; close_process_set: its id and its ranks; transfer: source, destination and tag; find_sender:
-  // destination and tag. Ranks of the world.
+  // rank has submitted; close_process_set: its id and its ranks; transfer: source, which is kAnySource where any rank
+  // may send it, destination, tag and, in an announcement, its number among those of this way, or -1. Ranks of the
+  // world.
   std::vector<int64_t> numbers;
   bool is_on_gpu = false;  // all tensors are on a GPU
   ReduceOp op = ReduceOp::sum;
@@ -155,8 +157,7 @@ bool holds_for_all_fields(Predicate is_true) {
 // The ranks of the world that such an operation is for, ascending; nothing for what all ranks of a process set do.
 std::vector<int> participants_of(const Operation& operation);
 inline bool is_of_participants(OpKind kind) { return kind >= OpKind::open_process_set; }
-// Whether it is a transfer that the find_sender asks for.
-bool is_sought_by(const Operation& question, const Operation& operation);
+constexpr int kAnySource = -1;
 
 // Names that ringtrain itself gives begin with "<", which names of users may not.
 constexpr const char* kJoinName = "<join>";

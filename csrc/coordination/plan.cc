@@ -91,7 +91,6 @@ void write(Writer& writer, const Agreement& agreement, const Agreement& before) 
   writer.put(agreement.error);
   writer.put(agreement.result);
   writer.put(agreement.unnamed);
-  writer.put(agreement.is_sought);
   writer.put(agreement.message == before.message);
   if (agreement.message != before.message) writer.put(agreement.message);
   writer.put(agreement.joined == before.joined);
@@ -109,7 +108,6 @@ Agreement read_agreement(Reader& reader, int world_size, const Agreement& before
   reader.get_enum(agreement.error, kLastErrorKind, "kind of error");
   reader.get(agreement.result);
   reader.get(agreement.unnamed);
-  reader.get(agreement.is_sought);
   agreement.message = reader.get<bool>() ? before.message : reader.get<std::string>();
   agreement.joined = reader.get<bool>() ? before.joined : reader.get<std::vector<int>>();
   if (reader.get<bool>()) {

@@ -19,11 +19,9 @@ struct Agreement {
   ErrorKind error = ErrorKind::none;
   std::string message;
   std::vector<std::vector<int64_t>> rows;  // allgather: for each tensor the first dimension of every rank of the set
-  int64_t result = 0;       // join: the last rank to join; a new process set: its id; find_sender: the source
-  int64_t unnamed = 0;      // join: how many operations without a name all ranks count from now on
-  std::vector<int> joined;  // ranks that have submitted nothing, since they have joined; ascending
-  // transfer: a find_sender waits for such a one, which finds only what is announced. So it must not become a bit.
-  bool is_sought = false;
+  int64_t result = 0;                      // join: the last rank to join; a new process set: its id
+  int64_t unnamed = 0;                     // join: how many operations without a name all ranks count from now on
+  std::vector<int> joined;                 // ranks that have submitted nothing, since they have joined; ascending
 
   bool has_joined(int rank) const { return std::binary_search(joined.begin(), joined.end(), rank); }
 };

@@ -3,9 +3,7 @@
 namespace ringtrain {
 
 bool PlanCache::is_cacheable(const Agreement& agreement) {
-  const OpKind kind = agreement.operation.kind;
-  return agreement.error == ErrorKind::none &&
-         (kind <= OpKind::barrier || (kind == OpKind::transfer && !agreement.is_sought));
+  return agreement.error == ErrorKind::none && agreement.operation.kind <= OpKind::barrier;
 }
 
 std::optional<int> PlanCache::find(const KeyView& key) const {

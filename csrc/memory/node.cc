@@ -18,12 +18,19 @@ bool is_stopped(int64_t pid) {
 
 }  // namespace
 
-size_t Node::bytes(int size, size_t board_bytes) {
-  return static_cast<size_t>(size) * sizeof(Control) + Boards::bytes(size, board_bytes);
+size_t Node::rings_begin(int size, size_t board_bytes) {
+  constexpr size_t kLine = 64;
+  const size_t bytes = static_cast<size_t>(size) * sizeof(Control) + Boards::bytes(size, board_bytes);
+  return (bytes + kLine - 1) / kLine * kLine;
 }
 
 Node::Node(SharedSegment segment, int index, std::vector<RankName> members, size_t board_bytes)
-    : segment_(std::move(segment)), index_(index), members_(std::move(members)), board_bytes_(board_bytes) {
+    : segment_(std::move(segment)),
+      index_(index),
+      members_(std::move(members)),
+      board_bytes_(board_bytes),
+      rings_(segment_, rings_begin(static_cast<int>(members_.size()), board_bytes), static_cast<int>(members_.size()),
+             index) {
   hold_life_lock(segment_.descriptor(), index_);
 }
 

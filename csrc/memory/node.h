@@ -1,5 +1,5 @@
-// The ranks of one node, through a shared segment: doorbells that wake them, boards to write on, signs of life, last
-// words.
+// The ranks of one node, through a shared segment: doorbells that wake them, boards to write on, rings for words
+// between two, signs of life, last words.
 //
 // The creator of the segment zeroes it, which is a valid beginning for everything in it. Members are numbered from 0 by
 // their place on the node (local rank).
@@ -13,13 +13,18 @@
 #include "base/placement.h"
 #include "base/wait.h"
 #include "memory/boards.h"
+#include "memory/rings.h"
 #include "memory/shm.h"
 
 namespace ringtrain {
 
 class Node final : public NewsSource {
  public:
-  static size_t bytes(int size, size_t board_bytes);
+  // Of the segment, and of its first part, which has pages at once.
+  static size_t bytes(int size, size_t board_bytes) { return rings_begin(size, board_bytes) + Rings::bytes(size); }
+  static size_t reserved_bytes(int size, size_t board_bytes) {
+    return rings_begin(size, board_bytes) + Rings::reserved_bytes(size);
+  }
 
   // Holds the life lock of `index` from now on.
   Node(SharedSegment segment, int index, std::vector<RankName> members, size_t board_bytes);
@@ -31,6 +36,9 @@ class Node final : public NewsSource {
   Flag& doorbell(int member) { return control(member).doorbell; }
   // Those of all members, in this segment.
   Boards boards() { return {segment_.data() + members_.size() * sizeof(Control), size(), board_bytes_}; }
+
+  // For words between two ranks.
+  Rings& rings() { return rings_; }
 
   // Tells the others why this rank cannot go on. The words of the first member that says some count.
   void say_last_words(ErrorKind kind, const std::string& message);
@@ -66,10 +74,13 @@ class Node final : public NewsSource {
   bool has_looked(int member, double lately_s);
   Control& control(int member) { return reinterpret_cast<Control*>(segment_.data())[member]; }
 
+  static size_t rings_begin(int size, size_t board_bytes);
+
   SharedSegment segment_;
   const int index_;
   const std::vector<RankName> members_;
   const size_t board_bytes_;
+  Rings rings_;
 };
 
 }  // namespace ringtrain

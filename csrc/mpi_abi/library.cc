@@ -271,13 +271,13 @@ Message begin_message(Comm& comm, int peer, const void* sent, void* received, co
   int source = comm.ranks[static_cast<size_t>(comm.rank)], destination = comm.ranks[static_cast<size_t>(peer)];
   if (received) std::swap(source, destination);
   const std::string name = comm.title + " " + std::to_string(source) + "->" + std::to_string(destination);
-  Request request = request_of(OpKind::transfer, comm.set, name);
+  Request request = request_of(OpKind::transfer, comm.set, "");
+  request.title = std::make_shared<const std::string>("transfer \"" + name + "\"");
   request.operation.numbers = {source, destination, 0};
   SubmissionBuilder builder(std::move(request));
   const TensorView view = view_of(received ? received : sent, {DType::uint8, {static_cast<int64_t>(bytes)}});
   builder.add_input(view);
   if (received) builder.add_output(view);
-  builder.let_wait_for_name();
   return {builder.submit(Engine::Caller::goes_on)};
 }
 

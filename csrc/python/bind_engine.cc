@@ -265,6 +265,7 @@ void bind_handle(nb::module_& module) {
       .def(
           "is_memory_free", [](const SharedHandle& shared) { return shared.handle->is_memory_free(); },
           "Whether nobody reads or writes its arrays any more, be it done or failed.")
+      .def("give_up", [](const SharedHandle& shared) { shared.handle->give_up(); })
       .def("on_done", &on_done, nb::arg("function"), nb::arg("argument"), nb::call_guard<ReleasedGil>(),
            "Calls a C function, void (*)(void*), by its address when it is done: once, and at once if it is already. "
            "Not while the GIL is held. It may submit, but not wait.")

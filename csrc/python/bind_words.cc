@@ -101,8 +101,8 @@ void bind_words(nb::module_& module) {
       .value("REMOVE_PROCESS_SET", OpKind::remove_process_set)
       .value("OPEN_PROCESS_SET", OpKind::open_process_set)
       .value("CLOSE_PROCESS_SET", OpKind::close_process_set)
-      .value("TRANSFER", OpKind::transfer)
-      .value("FIND_SENDER", OpKind::find_sender);
+      .value("TRANSFER", OpKind::transfer);
+  module.attr("ANY_SOURCE") = kAnySource;  // of a message
 
   nb::enum_<ReduceOp>(module, "ReduceOp", "How the values of all ranks become one.")
       .value("Average", ReduceOp::average)

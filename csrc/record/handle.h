@@ -1,6 +1,7 @@
 // The completion of one submission.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -48,12 +49,17 @@ class Handle {
   // Only once it is done. Throws the error with which the operation ended, if it did.
   const Result& result() const;
 
+  // Any thread. Nobody waits for it any more: one that has not begun need not begin.
+  void give_up() { is_given_up_.store(true, std::memory_order_relaxed); }
+  bool is_given_up() const { return is_given_up_.load(std::memory_order_relaxed); }
+
   // Any thread. Calls it once when this is done: at once if it is already, else on the thread that finishes it. No lock
   // of ringtrain's is held then but the turn, and the GIL is not. So it may submit, but not wait for a Handle; and
   // it must not throw.
   void on_done(std::function<void()> callback);
 
-  // Of the operation: whose lane finishes it. Set before anybody waits.
+  // Of the operation: whose lane finishes it; kMessage where none does. Set before anybody waits.
+  static constexpr int kMessage = -1;
   int process_set() const { return process_set_; }
   void set_process_set(int id) { process_set_ = id; }
 
@@ -73,6 +79,7 @@ class Handle {
   ErrorKind error_ = ErrorKind::none;
   std::string message_;
   Flag done_;
+  std::atomic<bool> is_given_up_{false};
 
   Mutex mutex_;
   std::vector<std::function<void()>> callbacks_ GUARDED_BY(mutex_);  // none once they were called

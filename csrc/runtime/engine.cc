@@ -18,7 +18,7 @@ constexpr double kMoment_s = 1e-3;
 constexpr double kLookAround_s = 0.2;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 // How long the others wait for a lane that always has work.
-constexpr double kLongestOfOneLane_s = 1e-3;
+constexpr double kLongestOfOnePlace_s = 1e-3;
 
 }  // namespace
 
@@ -41,6 +41,8 @@ Engine::Engine(World world, Options options, std::shared_ptr<Resources> resource
   watch.set_pending([this] { return inbox_.pending_text(); });
   watch.set_limits({options_.stall_warning_time_s, options_.stall_shutdown_time_s});
   watch.set_on_aside([this] { lookout_.hand_over(); });
+  mail_ = std::make_unique<Mail>(world_, options_, static_cast<Mail::Owner&>(*this), turn_, fabric_, inbox_, blockage_,
+                                 blocked_);
   world_lane_ = std::make_shared<Lane>(sets_.open_set(0), shared(), std::move(autotune));
   lanes_ = std::make_shared<const Lanes>(Lanes{world_lane_});
   inbox_.allow(0, world_lane_->arrivals());
@@ -50,7 +52,8 @@ Engine::Engine(World world, Options options, std::shared_ptr<Resources> resource
 
 Lane::Shared Engine::shared() {
   const bool shares_cores = world_.cores < 2 * world_.ranks_on_own_node();
-  return {*this, options_, turn_, inbox_, fabric_, sets_, gpus_, blockage_, blocked_, residuals_, world_, shares_cores};
+  return {*this,     options_, turn_,      inbox_, fabric_, sets_,       gpus_,
+          blockage_, blocked_, residuals_, *mail_, world_,  shares_cores};
 }
 
 Engine::~Engine() { shutdown(); }
@@ -61,12 +64,16 @@ std::shared_ptr<Handle> Engine::submit(SubmissionPtr submission, Caller caller) 
   if (submission->operation().is_registered != is_registered) submission->own_operation().is_registered = is_registered;
   submission->is_awaited = caller == Caller::waits;
   const int process_set = submission->operation().process_set;
-  if (process_set == 0 && submission->operation().name == kEndName) submit_ends(*submission);
-  submission->handle->set_process_set(process_set);
+  const bool is_end = process_set == 0 && submission->operation().name == kEndName;
+  if (is_end) submit_ends(*submission);
+  const bool is_message = submission->operation().kind == OpKind::transfer;
+  submission->handle->set_process_set(is_message ? Handle::kMessage : process_set);
+  if (is_message) lookout_.share();
   std::shared_ptr<Handle> handle = inbox_.add(std::move(submission));
-  const std::shared_ptr<Lane> other = process_set == 0 ? nullptr : lane_of(process_set);
-  Lane& lane = other ? *other : *world_lane_;
-  if (caller == Caller::goes_on || !lane.callers_work()) lane.ring_for_new();
+  if (is_end) mail_->end_for_others();
+  with_place_of(*handle, [caller](Workplace& place) {
+    if (caller == Caller::goes_on || !place.callers_work()) place.ring_for_new();
+  });
   return handle;
 }
 
@@ -93,6 +100,14 @@ std::shared_ptr<Lane> Engine::lane_of(int process_set) {
   const auto it = std::lower_bound(lanes->begin(), lanes->end(), process_set,
                                    [](const auto& lane, int set) { return lane->process_set() < set; });
   return it != lanes->end() && (*it)->process_set() == process_set ? *it : world_lane_;
+}
+
+template <typename Do>
+void Engine::with_place_of(const Handle& handle, Do act) {
+  const int process_set = handle.process_set();
+  if (process_set == Handle::kMessage) return act(*mail_);
+  if (process_set == 0) return act(*world_lane_);
+  act(*lane_of(process_set));
 }
 
 void Engine::change_lanes(const std::function<void(Lanes&)>& change) {
@@ -189,40 +204,43 @@ void Engine::report_loss(const std::string& text) {
 // works in the only lane it sleeps on, not counted as a sleeper: the bell need not wake it for what the caller will
 // see.
 void Engine::look_out() {
+  Places places;
   while (!has_ended_) {
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
     const std::shared_ptr<const Lanes> lanes = this->lanes();
-    const double longest_s = lanes->size() == 1 ? kNever : kLongestOfOneLane_s;
+    places.assign({mail_.get()});
+    for (const auto& lane : *lanes) places.push_back(lane.get());
+    const double longest_s = lookout_.is_shared() ? kLongestOfOnePlace_s : kNever;
     bool has_worked = false, are_more_left = false, are_left_to_callers = true;
-    for (const auto& lane : *lanes) {
-      if (lane->has_new()) lane->gather();
-      const Lane::Turns turns = lane->take_turns(longest_s);
+    for (Workplace* const place : places) {
+      if (place->has_new()) place->gather();
+      const Workplace::Turns turns = place->take_turns(longest_s);
       if (!Lookout::is_here()) return;
-      has_worked |= turns == Lane::Turns::some;
-      are_more_left |= turns == Lane::Turns::more_are_left;
-      are_left_to_callers &= turns == Lane::Turns::left_to_caller;
+      has_worked |= turns == Workplace::Turns::some;
+      are_more_left |= turns == Workplace::Turns::more_are_left;
+      are_left_to_callers &= turns == Workplace::Turns::left_to_caller || place->is_quiet();
     }
     if (are_left_to_callers) {
       fabric_.bell().sleep_uncounted(seen, kLookAround_s);
       continue;
     }
-    if (has_ended_ || are_more_left || (has_worked && spin(*lanes, seen))) continue;
-    if (const std::optional<double> pause_s = lie_down(*lanes)) fabric_.bell().sleep_uncounted(seen, *pause_s);
+    if (has_ended_ || are_more_left || (has_worked && spin(places, seen))) continue;
+    if (const std::optional<double> pause_s = lie_down(places)) fabric_.bell().sleep_uncounted(seen, *pause_s);
   }
 }
 
-bool Engine::spin(const Lanes& lanes, uint32_t seen) {
+bool Engine::spin(const Places& places, uint32_t seen) {
   return own_waiter_.is_quick([&] {
     return fabric_.bell().value.load(std::memory_order_acquire) != seen ||
-           std::any_of(lanes.begin(), lanes.end(), [](const auto& lane) { return lane->is_called_for(); });
+           std::any_of(places.begin(), places.end(), [](Workplace* place) { return place->is_called_for(); });
   });
 }
 
 // How long it may sleep, unless there is something to do.
-std::optional<double> Engine::lie_down(const Lanes& lanes) {
+std::optional<double> Engine::lie_down(const Places& places) {
   double pause_s = kLookAround_s;
-  for (const auto& lane : lanes) {
-    const std::optional<double> own_s = lane->lie_down();
+  for (Workplace* const place : places) {
+    const std::optional<double> own_s = place->lie_down();
     if (!own_s) return std::nullopt;
     pause_s = std::min(pause_s, *own_s);
   }
@@ -238,8 +256,7 @@ bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrup
   Wait wait{begin + timeout_s, begin + give_up_s, is_interrupted, begin};
   bool is_done = false;
   do {
-    const std::shared_ptr<Lane> other = handle.process_set() == 0 ? nullptr : lane_of(handle.process_set());
-    is_done = (other ? *other : *world_lane_).wait(handle, wait);
+    with_place_of(handle, [&](Workplace& place) { is_done = place.wait(handle, wait); });
   } while (!is_done && !has_ended_ && wait.now < wait.returns_s);
   const double end = wait.now;
   exposed_ns_ += static_cast<uint64_t>((end - begin) * 1e9);
@@ -262,7 +279,9 @@ void Engine::open(int process_set) {
 void Engine::close(int process_set, ErrorKind kind, const std::string& why) {
   const std::shared_ptr<Lane> lane = lane_of(process_set);
   if (lane != world_lane_) lane->drain(fabric_.watch());
+  mail_->messages().forget(process_set);
   inbox_.forbid(process_set, kind, why);
+  mail_->call_done();
   gpus_.close(process_set);
   sets_.close(process_set);
 }
@@ -318,7 +337,9 @@ void Engine::end_world(const std::vector<int>& left) {
 }
 
 void Engine::end_set(int process_set, const std::vector<int>& left) {
+  mail_->messages().finish(process_set);
   inbox_.end(process_set, {ErrorKind::shut_down, end_text(left)});
+  mail_->call_done();
   sets_.close(process_set);
   if (sets_.is_empty()) end();
 }
@@ -331,6 +352,8 @@ void Engine::leave_lanes() {
 void Engine::end() {
   has_ended_ = true;
   if (Node* node = fabric_.node()) node->leave();
+  mail_->messages().abandon();
+  mail_->close();
   is_closed_ = true;
 }
 
@@ -357,10 +380,12 @@ void Engine::fail(const Error& error) {
     fabric_.say_last_words(ErrorKind::remote, to_string(world_.names[world_.rank]) + " failed: " + message);
   else
     fabric_.say_last_words(kind, message);
+  mail_->messages().abandon();
   inbox_.close(error);
   gpus_.abort(error);
   const std::shared_ptr<const Lanes> lanes = this->lanes();
   for (const auto& lane : *lanes) lane->close();
+  mail_->close();
   is_closed_ = true;
 }
 

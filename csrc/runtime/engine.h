@@ -1,5 +1,5 @@
-// One per process at a time: owns everything of the core but Resources, and the lanes in which the work is done, one
-// for the world and one for each process set. See lane.h.
+// One per process at a time: owns everything of the core but Resources, the lanes in which the work is done, one for
+// the world and one for each process set (lane.h), and the messages between two ranks (mail.h).
 #pragma once
 
 #include <atomic>
@@ -24,6 +24,7 @@
 #include "runtime/inbox.h"
 #include "runtime/lane.h"
 #include "runtime/lookout.h"
+#include "runtime/mail.h"
 #include "runtime/process_sets.h"
 #include "runtime/resources.h"
 #include "runtime/waiting_callers.h"
@@ -105,15 +106,19 @@ class Engine final : private Lane::Owner {
 
   // On the lookout, until another thread is there.
   void look_out();
+  // Where a thread on the lookout works.
+  using Places = std::vector<Workplace*>;
   // Whether there is something to do.
-  bool spin(const Lanes& lanes, uint32_t seen);
-  std::optional<double> lie_down(const Lanes& lanes);
+  bool spin(const Places& places, uint32_t seen);
+  std::optional<double> lie_down(const Places& places);
 
   void submit_ends(const Submission& end);
   Lane::Shared shared();
   // Any thread.
   std::shared_ptr<const Lanes> lanes();
   std::shared_ptr<Lane> lane_of(int process_set);
+  template <typename Do>
+  void with_place_of(const Handle& handle, Do act);
   void change_lanes(const std::function<void(Lanes&)>& change);
 
   void retire(Lane& lane) REQUIRES(turn);
@@ -155,6 +160,7 @@ class Engine final : private Lane::Owner {
   Blockage blockage_;
   BlockedThreads blocked_;
   Residuals residuals_ GUARDED_BY(turn);
+  std::unique_ptr<Mail> mail_;  // constant after construction
 
   Mutex lanes_mutex_;
   std::shared_ptr<const Lanes> lanes_ GUARDED_BY(lanes_mutex_);  // never changed, but replaced

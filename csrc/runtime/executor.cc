@@ -113,11 +113,11 @@ double Executor::run(const Plan& plan, double agreed_s, double now, const std::v
   const bool is_small = !values.empty() && is_for_this_rank && first.operation.kind == OpKind::allreduce;
   if (is_small)
     if (const std::optional<double> ended = reduce_values(values, submissions)) return *ended;
-  run_by_kind(plan, submissions, values);
+  run_by_kind(plan, submissions);
   return now_s();
 }
 
-void Executor::run_by_kind(const Plan& plan, const Submissions& submissions, const std::vector<const void*>& values) {
+void Executor::run_by_kind(const Plan& plan, const Submissions& submissions) {
   const Agreement& first = *plan.parts.front();
   const OpKind kind = first.operation.kind;
   if (kind == OpKind::add_process_set || kind == OpKind::open_process_set)
@@ -126,7 +126,6 @@ void Executor::run_by_kind(const Plan& plan, const Submissions& submissions, con
     return remove_process_set(first, submissions.front());
   if (first.operation.is_on_gpu) return carry_out_on_gpu(plan, submissions);
   if (!is_for_this_rank(first.operation)) return;
-  if (!values.empty() && kind == OpKind::transfer) return take_message(values.front(), submissions.front());
   carry_out(plan, submissions, host_);
 }
 
@@ -145,12 +144,6 @@ std::optional<double> Executor::reduce_values(const std::vector<const void*>& va
   const auto count = static_cast<size_t>(spec.count());
   if (!group.reduce_values(reduction, values, submissions.front()->outputs[0], count)) return std::nullopt;
   return finish(submissions, std::vector<Result>(1));
-}
-
-// `value`: what the source has sent. The source is this rank or the other end.
-void Executor::take_message(const void* value, const SubmissionPtr& own) {
-  if (own->outputs.size() > 0) ringtrain::copy(own->outputs[0], value, own->operation().bytes());
-  finish({own}, std::vector<Result>(1));
 }
 
 // A rank that has joined contributes zeros, which is agreed. From any other rank a tensor is expected. With zeros the
@@ -348,17 +341,10 @@ void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& 
   if (operation.kind == OpKind::join) inbox_.set_unnamed(operation.process_set, agreement.unnamed);
   if (!submission) return;  // a barrier of the others, after this rank has joined
   Result& result = loan.results.emplace_back();
-  switch (operation.kind) {
-    case OpKind::alltoall:
-      alltoall(*submission, loan);
-      break;
-    case OpKind::transfer:
-      transfer(*submission);
-      break;
-    default:
-      result.number = agreement.result;
-      break;
-  }
+  if (operation.kind == OpKind::alltoall)
+    alltoall(*submission, loan);
+  else
+    result.number = agreement.result;
   result.done = loan.memory->done(plan.title);
   finish({submission}, std::move(loan.results));
 }
@@ -474,24 +460,6 @@ void Executor::alltoall(const Submission& submission, Loan& loan) {
     group.alltoall(submission.inputs[t], to_bytes(sent, row), output, to_bytes(received, row));
     result.received_splits.insert(result.received_splits.end(), received.begin(), received.end());
   }
-}
-
-// Plans come in one order on all ranks, so one tag is enough for all transfers.
-void Executor::transfer(const Submission& submission) {
-  constexpr size_t kMost = size_t{16} << 20;
-  const Operation& operation = submission.operation();
-  const bool sends = operation.numbers[0] == rank_;
-  const int peer = static_cast<int>(operation.numbers[sends ? 1 : 0]);
-  char* const memory = static_cast<char*>(sends ? submission.inputs[0] : submission.outputs[0]);
-  const size_t bytes = operation.bytes();
-  Endpoint pair(*sets_.network(), {rank_, peer}, 0, transfer_tag_, &watch_);
-  std::vector<NetworkRequest> messages;
-  for (size_t i = 0; i < chunks_of(bytes, kMost); ++i) {
-    const Chunk chunk = chunk_of(bytes, kMost, i);
-    messages.push_back(sends ? pair.send(1, memory + chunk.offset, chunk.count)
-                             : pair.receive(1, memory + chunk.offset, chunk.count));
-  }
-  for (NetworkRequest& message : messages) pair.wait(std::move(message));
 }
 
 void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& submission) {

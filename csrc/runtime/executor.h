@@ -52,12 +52,10 @@ class Executor {
     virtual void close(int process_set, ErrorKind kind, const std::string& why) REQUIRES(turn) = 0;
   };
 
-  // `rank`: this one. `transfer_tag`: of messages between two ranks. `membership`: that which the plans were agreed on
-  // with. All else outlives this.
+  // `rank`: this one. `membership`: that which the plans were agreed on with. All else outlives this.
   Executor(int rank, const Membership& membership, PeerWatch& watch, Inbox& inbox, ProcessSets& sets, Gpus& gpus,
-           Sets& opener, Residuals& residuals, int transfer_tag)
+           Sets& opener, Residuals& residuals)
       : rank_(rank),
-        transfer_tag_(transfer_tag),
         membership_(membership),
         watch_(watch),
         inbox_(inbox),
@@ -89,8 +87,7 @@ class Executor {
   void fail(const Submissions& submissions, ErrorKind kind, const std::string& message) REQUIRES(turn);
   // Whether this rank takes part in it.
   bool is_for_this_rank(const Operation& operation) const REQUIRES(turn);
-  void run_by_kind(const Plan& plan, const Submissions& submissions, const std::vector<const void*>& values)
-      REQUIRES(turn);
+  void run_by_kind(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   std::optional<double> reduce_values(const std::vector<const void*>& values, const Submissions& submissions)
       REQUIRES(turn);
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
@@ -113,9 +110,6 @@ class Executor {
   void alltoall(const Submission& submission, Loan& loan) REQUIRES(turn);
   static void* place_of_result(const Submission& submission, size_t tensor, const TensorSpec& spec, Result& result,
                                Memory& memory);
-  // Within the memory of both ranks.
-  void transfer(const Submission& submission) REQUIRES(turn);
-  void take_message(const void* value, const SubmissionPtr& own) REQUIRES(turn);
 
   // Frees the names and finishes the Handles of a plan whose results are in its tensors.
   void finish_all(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
@@ -124,7 +118,7 @@ class Executor {
   // Frees the names and finishes the Handles, each with its result. Returns when the operations have ended.
   double finish(const Submissions& submissions, std::vector<Result> results) REQUIRES(turn);
 
-  const int rank_, transfer_tag_;
+  const int rank_;
   const Membership& membership_;
   PeerWatch& watch_;
   Inbox& inbox_;

@@ -198,7 +198,9 @@ void Fabric::say_last_words(ErrorKind kind, const std::string& message) {
 
 void Fabric::make_node(Channel& bootstrap) {
   const Placement placement = world_.place(all_ranks(world_));
-  const SegmentPlan plan = {"node", [](int size) { return Node::bytes(size, kBoardBytes); }};
+  const auto size = static_cast<int>(placement.on_node(placement.own_node()).size());
+  const SegmentPlan plan = {"node", [](int size) { return Node::bytes(size, kBoardBytes); },
+                            Node::reserved_bytes(size, kBoardBytes)};
   SharedSegment segment = make_segments(world_, placement, plan, bootstrap);
   if (!segment.data()) return;
   std::vector<RankName> members;

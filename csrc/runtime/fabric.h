@@ -146,12 +146,15 @@ class ArrivalBell {
   std::thread thread_;
 };
 
-// Tags of messages: the negotiation's wires have their own, each process set has one from kFirstGroupTag on, and its
-// lane eight from kFirstLaneTag on. MPI guarantees those up to 32,767.
+// Tags on the Network: the negotiation's wires have their own, each process set has one from kFirstGroupTag on, and its
+// lane one for each value of Tag from kFirstLaneTag on. MPI guarantees those up to 32,767, which limits how many
+// process sets may be open at the same time, and how many long messages from one rank to another may be under way.
 constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kAlarmTag = 15, kFirstGroupTag = 16, kGroupTags = 16000;
-constexpr int kTransferTag = kFirstGroupTag + kGroupTags, kFirstLaneTag = kTransferTag + 1, kLanes = 2000;
-constexpr int kTagsOfLane = 8, kTransferTagOfLane = 7, kLaneCallsTag = kFirstLaneTag + kLanes * kTagsOfLane;
+constexpr int kFirstLaneTag = kFirstGroupTag + kGroupTags, kLanes = 2000, kTagsOfLane = 4;
 constexpr int lane_tag(int process_set) { return kFirstLaneTag + process_set % kLanes * kTagsOfLane; }
+constexpr int kLaneCallsTag = kFirstLaneTag + kLanes * kTagsOfLane;
+// Of words of messages between two ranks, and from the next one on of their values.
+constexpr int kMessageTag = kLaneCallsTag + 1, kLastTag = 32767;
 
 // How some ranks negotiate, and hear of each other meanwhile.
 struct Line {

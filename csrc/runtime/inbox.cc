@@ -29,14 +29,19 @@ void add_to(Totals& totals, const Submission& submission) {
 // same one under a name, so these are found in the cache.
 constexpr int64_t kUnnamedNames = 240;
 
-// Returns the memory of a tensor so small that it may travel beside its bit, if it can be reduced as it is or is sent
-// to another rank; else null.
+// Messages between two ranks need no name but for announcements, in which those of all ranks meet.
+std::string name_of_message(const Submission& message) {
+  const std::vector<int64_t>& numbers = message.operation().numbers;
+  return "<message " + std::to_string(message.number) + (message.outputs.size() > 0 ? " to " : " from ") +
+         std::to_string(numbers[message.outputs.size() > 0 ? 1 : 0]) + ">";
+}
+
+// Returns the memory of a tensor so small that it may travel beside its bit, if it can be reduced as it is; else null.
 const void* small_value(const Submission& submission) {
   const Operation& one = submission.operation();
-  const bool is_sent = one.kind == OpKind::transfer && submission.outputs.size() == 0;
   const bool is_plain = one.kind == OpKind::allreduce && one.op != ReduceOp::adasum && !one.is_on_gpu &&
                         one.quantizer.kind == Quantizer::Kind::none && one.factors.prescale == 1.0 && !one.is_weighted;
-  if ((!is_plain && !is_sent) || submission.inputs.size() != 1) return nullptr;
+  if (!is_plain || submission.inputs.size() != 1) return nullptr;
   const size_t bytes = one.bytes();
   return bytes > 0 && bytes <= SmallValue::kMostBytes ? submission.inputs[0] : nullptr;
 }
@@ -74,7 +79,9 @@ std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
     throw invalid(title_of(*submission->request) + ": process set " + std::to_string(process_set) +
                   " is not registered, or this rank does not belong to it");
   const bool is_join = submission->operation().kind == OpKind::join;
-  const bool is_unnamed = !is_join && submission->operation().name.empty();
+  const bool is_message = submission->operation().kind == OpKind::transfer;
+  const bool is_unnamed = !is_join && !is_message && submission->operation().name.empty();
+  if (is_message) submission->own_operation().name = name_of_message(*submission);
   if (is_join) submission->own_operation().name = kJoinName;
   if (is_unnamed) name_it(*submission);
   const Operation& operation = submission->operation();
@@ -103,8 +110,9 @@ bool Inbox::has_twin(const Operation& operation) const {
 void Inbox::announce(const SubmissionPtr& submission) {
   const auto allowed = allowed_.find(submission->operation().process_set);
   if (allowed == allowed_.end()) return;  // it fails, as all that is pending for it
-  allowed->second->new_.push_back(submission);
-  allowed->second->has_new_.store(true, std::memory_order_release);
+  Arrivals& arrivals = submission->operation().kind == OpKind::transfer ? messages_ : *allowed->second;
+  arrivals.new_.push_back(submission);
+  arrivals.has_new_.store(true, std::memory_order_release);
 }
 
 bool Inbox::has_waiting(int process_set) const {
@@ -167,17 +175,32 @@ void Inbox::warn_of_order(const Submission& submission, const OfThread& other) {
        "each operation a name that is the same on all ranks. This is said once.");
 }
 
-void Inbox::take_new(Arrivals& arrivals, std::vector<Fresh>& fresh, double now) {
-  fresh.clear();
+template <typename Take>
+void Inbox::take(Arrivals& arrivals, double now, Take take) {
   if (!arrivals.has_new()) return;
   const Lock lock(mutex_);
   arrivals.has_new_.store(false, std::memory_order_relaxed);
   for (SubmissionPtr& submission : arrivals.new_) {
     if (submission->progress.ended_s != 0) continue;  // it has failed before it was announced
     submission->progress.announced_s = std::max(now, submission->progress.submitted_s);
-    fresh.push_back({submission->request, small_value(*submission)});
+    take(submission);
   }
   arrivals.new_.clear();
+}
+
+void Inbox::take_new(Arrivals& arrivals, std::vector<Fresh>& fresh, double now) {
+  fresh.clear();
+  take(arrivals, now, [&](const SubmissionPtr& one) { fresh.push_back({one->request, small_value(*one)}); });
+}
+
+void Inbox::take_new_messages(std::vector<SubmissionPtr>& fresh, double now) {
+  fresh.clear();
+  take(messages_, now, [&](SubmissionPtr& submission) { fresh.push_back(std::move(submission)); });
+}
+
+void Inbox::note_begun(Submission& message, double now) {
+  const Lock lock(mutex_);
+  message.progress.agreed_s = message.progress.begun_s = now;
 }
 
 std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed_s, double now, const char* group) {

@@ -78,6 +78,9 @@ class Inbox {
   // later one waits here for the earlier one, so that ranks that confuse them are still told. So does one of the same
   // kind that needs it.
   std::shared_ptr<Handle> add(SubmissionPtr submission);
+  // Any thread. Whether there are messages between two ranks to take, which go to one place, whatever their process
+  // set.
+  bool has_new_messages() const { return messages_.has_new(); }
   // How many were ever added.
   uint64_t added() const { return added_.load(std::memory_order_relaxed); }
   // The last operations that have ended, then those that have not, in the order of submission.
@@ -92,6 +95,9 @@ class Inbox {
 
   // Into `fresh`, instead of what is there.
   void take_new(Arrivals& arrivals, std::vector<Fresh>& fresh, double now) REQUIRES(turn);
+  void take_new_messages(std::vector<SubmissionPtr>& fresh, double now) REQUIRES(turn);
+  // Of a message: both ends are ready.
+  void note_begun(Submission& message, double now) REQUIRES(turn);
   // Returns what `rank`, this one, has submitted for every part of the plan; null where it has joined, or has nothing.
   // Notes that `group` begins with it, and when it was agreed on.
   std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, double now, const char* group)
@@ -128,6 +134,8 @@ class Inbox {
     std::vector<std::pair<std::shared_ptr<Request>, std::shared_ptr<Request>>> named;
   };
 
+  template <typename Take>
+  void take(Arrivals& arrivals, double now, Take take);
   void name_it(Submission& submission) REQUIRES(mutex_);
   void note_unnamed(Submission& submission) REQUIRES(mutex_);
   void forget_unnamed(const Submission& submission) REQUIRES(mutex_);
@@ -146,6 +154,7 @@ class Inbox {
   std::atomic<uint64_t> added_{0};
 
   Mutex mutex_;
+  Arrivals messages_;
   // The names live in the submissions.
   std::unordered_map<KeyView, SubmissionPtr, HashOfKey> in_flight_ GUARDED_BY(mutex_);
   // Without a name of their own, of another kind or willing to wait, while their name is in flight. A join is announced

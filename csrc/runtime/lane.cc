@@ -5,14 +5,9 @@
 #include <utility>
 
 #include "base/log.h"
-#include "kernels/reduce.h"
 
 namespace ringtrain {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
-// How long it does not look whether the others live: while nobody waits, and while somebody does.
-constexpr double kLookAround_s = 0.2, kLookAroundInWait_s = 0.05;
 
 Coordinator::Limits limits_of(const Options& options, const Tuning& tuning) {
   Coordinator::Limits limits;
@@ -30,16 +25,19 @@ bool is_deadlock(const Round& round) {
 }  // namespace
 
 Lane::Lane(std::shared_ptr<OpenSet> set, const Shared& shared, std::unique_ptr<Autotune> autotune)
-    : set_(std::move(set)),
+    : Workplace(shared.turn, shared.fabric.bell(), set->line->watch),
+      set_(std::move(set)),
       process_set_(set_->id),
       line_(*set_->line),
       shared_(shared),
       tuning_(*set_->tuning),
       coordinator_(*line_.channel, *set_->membership, shared.blockage, limits_of(shared.options, tuning_),
                    process_set_),
-      executor_(shared.world.rank, *set_->membership, line_.watch, shared.inbox, shared.sets, shared.gpus, shared.owner,
-                shared.residuals, process_set_ == 0 ? kTransferTag : lane_tag(process_set_) + kTransferTagOfLane),
-      autotune_(std::move(autotune)) {}
+      executor_(shared.world.rank, *set_->membership, watch_, shared.inbox, shared.sets, shared.gpus, shared.owner,
+                shared.residuals),
+      autotune_(std::move(autotune)) {
+  if (process_set_ == 0) coordinator_.ask_for(shared.mail.messages());
+}
 
 void Lane::answer(const std::string& whereabouts) {
   if (!is_asked_.exchange(false)) return;
@@ -58,18 +56,7 @@ std::string Lane::take_answer() {
 
 void Lane::leave() {
   is_leaving_.store(true);
-  shared_.fabric.bell().ring();
-}
-
-bool Lane::begin_work() NOT_ANALYSED {
-  if (!busy_.try_lock()) return false;
-  shared_.turn.lock();
-  return true;
-}
-
-void Lane::end_work() NOT_ANALYSED {
-  shared_.turn.unlock();
-  busy_.unlock();
+  bell_.ring();
 }
 
 // -------------------------------------------------------------------------------------- the thread on the lookout
@@ -95,140 +82,11 @@ void Lane::let_burst_pass() {
   } while (shared_.inbox.added() != added && now_s() < end && !waiting_callers_.any());
 }
 
-Lane::Turns Lane::take_turns(double longest_s) {
-  if (waiting_callers_.any() || !begin_work()) return Turns::left_to_caller;
-  stay_awake();
-  Turns turns = Turns::none;
-  guarded([&] {
-    turn.assert_held();
-    if (process_set_ == 0) look_after_others();  // for all lanes
-    double now = now_s();
-    for (const double end = now + longest_s; !has_ended_ && has_work() && !waiting_callers_.any();) {
-      turns = now < end ? Turns::some : Turns::more_are_left;
-      if (turns == Turns::more_are_left) break;
-      now = take_turn(kNever, now);
-    }
-  });
-  end_work();
-  return waiting_callers_.call_next() ? Turns::left_to_caller : turns;
-}
-
-bool Lane::is_called_for() {
-  if (callers_work()) return !has_ended_ && line_.channel->is_called();
-  if (!begin_work()) return false;
-  const bool has_work = this->has_work();
-  end_work();
-  return has_work;
-}
-
-std::optional<double> Lane::lie_down() {
-  if (!begin_work()) return kLookAround_s;  // who is busy here rings if something is left to do
-  double pause_s = kLookAround_s;
-  bool is_idle = true;
-  if (!has_ended_) {
-    fall_asleep();
-    pause_s = this->pause_s();
-    is_idle = !has_work();
-  }
-  end_work();
-  const bool is_left_to_caller = waiting_callers_.call_next();
-  return is_idle || is_left_to_caller ? std::optional(pause_s) : std::nullopt;
-}
-
-// --------------------------------------------------------------------------------------------- the waiting callers
-
-bool Lane::wait(Handle& handle, Wait& wait) {
-  if (!callers_work()) {
-    const Patience::Hurry hurry(patience_);
-    const bool is_done = handle.wait(wait.returns_s - wait.now);
-    wait.now = now_s();
-    return is_done;
-  }
-  do {
-    if (begin_work() || wait_for_work(handle, wait)) work_until_done(handle, wait);
-  } while (!has_waited_enough(handle, wait));
-  return handle.is_done();
-}
-
-bool Lane::has_waited_enough(const Handle& handle, const Wait& wait) const {
-  return handle.is_done() || has_ended_ || wait.now >= wait.returns_s;
-}
-
-// The thread that is busy may finish the Handle, or leave it to this thread: at the latest after the next plan if it is
-// the one on the lookout.
-bool Lane::wait_for_work(const Handle& handle, Wait& wait) {
-  {
-    WaitingCallers::Caller self(waiting_callers_, handle, nullptr);
-    shared_.fabric.bell().ring();  // the thread that is busy may have looked for work for the last time
-    if (begin_work()) return true;
-    self.sleep(std::clamp(wait.returns_s - wait.now, 0.0, kLookAround_s));
-    wait.now = now_s();
-  }
-  return begin_work();
-}
-
-// While there is nothing to do it lets go. Then another caller may work, which has no reason to wait until this one is
-// awake.
-void Lane::work_until_done(const Handle& handle, Wait& wait) {
-  const KeptDenormals denormals;
-  PeerWatch& watch = line_.watch;
-  const auto has_work = [&] {
-    turn.assert_held();
-    return this->has_work();
-  };
-  const auto work_comes = [&] {
-    turn.assert_held();
-    const bool has_come = waiter_.is_quick(has_work, &watch);
-    wait.now = now_s();
-    return has_come;
-  };
-  while (true) {
-    stay_awake();
-    watch.set_interrupt(&wait.is_interrupted);
-    watch.set_deadline(wait.gives_up_s);
-    guarded([&] {
-      turn.assert_held();
-      while (!has_waited_enough(handle, wait) && (has_work() || work_comes()))
-        wait.now = take_turn(wait.returns_s, wait.now);
-    });
-    watch.set_interrupt(nullptr);
-    watch.set_deadline(kNever);
-    if (has_waited_enough(handle, wait)) return let_go();
-    const uint32_t seen = shared_.fabric.bell().value.load(std::memory_order_acquire);
-    fall_asleep();
-    if (has_work()) continue;
-    keep_bell(handle, wait, seen);
-    if (!begin_work()) return;
-    guarded([&] {
-      turn.assert_held();
-      look_after_others();
-    });
-  }
-}
-
-// Sleeps until the bell rings, which it has not since it was `seen`.
-void Lane::keep_bell(const Handle& handle, Wait& wait, uint32_t seen) {
-  const double end = std::min(wait.returns_s, coordinator_.next_deadline());
-  const WaitingCallers::Caller self(waiting_callers_, handle, &shared_.fabric.bell());
-  end_work();
-  shared_.fabric.bell().sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAroundInWait_s));
-  wait.now = now_s();
-}
-
-// Ranks that have called, but have not rung since, are not in need yet: this thread may come back in a moment.
-void Lane::let_go() {
-  fall_asleep();
-  const bool has_rung = shared_.fabric.bell().value.load(std::memory_order_seq_cst) != rings_before_round_;
-  const bool is_left_with_work = has_ended_ || has_own_work() || (has_rung && is_called());
-  end_work();
-  if (!waiting_callers_.call_next() && is_left_with_work) shared_.fabric.bell().ring();
-}
-
 // ----------------------------------------------------------------------------------------------------------- the work
 
 void Lane::look_after_others() {
   if (trouble_) throw *trouble_;
-  line_.watch.look();
+  watch_.look();
   shared_.gpus.look();
 }
 
@@ -236,11 +94,25 @@ bool Lane::has_work() { return has_own_work() || is_called(); }
 
 bool Lane::has_own_work() {
   if (has_ended_) return false;
-  if (arrivals_.has_new() || !taken_in_.empty() || !backlog_.empty() || coordinator_.is_in_round() || is_leaving_ ||
-      has_answer_)
+  if (arrivals_.has_new() || !taken_in_.empty() || !backlog_.empty() || coordinator_.is_in_round() || has_answer_ ||
+      may_leave())
     return true;
   const double deadline = coordinator_.next_deadline();
   return deadline != kNever && now_s() >= deadline;
+}
+
+// Others may still need what this rank has told them about messages that have ended here.
+bool Lane::may_leave() {
+  bool may_leave = is_leaving_;
+  if (may_leave && process_set_ == 0 && !trouble_)
+    trouble_ = error_of([&] { may_leave = shared_.mail.messages().are_all_told(); });
+  return may_leave;
+}
+
+// Ranks that have called, but have not rung since, are not in need yet: this thread may come back in a moment.
+bool Lane::is_left_with_work() {
+  const bool has_rung = bell_.value.load(std::memory_order_seq_cst) != rings_before_round_;
+  return has_own_work() || (has_rung && is_called());
 }
 
 bool Lane::is_called() {
@@ -258,9 +130,10 @@ double Lane::take_turn(double deadline, double now) {
   if (trouble_) throw *trouble_;
   shared_.fabric.own_failure().require_none();
   if (!coordinator_.is_in_round()) {
-    line_.watch.now_doing("the negotiation");
+    watch_.now_doing("the negotiation");
     news_.blockage = process_set_ == 0 ? shared_.blockage.count() : 0;
-    news_.is_leaving = is_leaving_;
+    if (Blockage::is_odd(news_.blockage)) shared_.mail.go_on(now);  // what has come may be what this rank waits for
+    news_.is_leaving = may_leave();
     news_.now = now;
     shared_.inbox.take_new(arrivals_, news_.fresh, now);
     if (!taken_in_.empty()) {
@@ -268,7 +141,7 @@ double Lane::take_turn(double deadline, double now) {
       taken_in_.clear();
     }
     if (has_answer_) news_.whereabouts = take_answer();
-    rings_before_round_ = shared_.fabric.bell().value.load(std::memory_order_acquire);
+    rings_before_round_ = bell_.value.load(std::memory_order_acquire);
     coordinator_.begin_round(news_);
     news_.whereabouts.clear();
   }
@@ -284,7 +157,10 @@ double Lane::take_turn(double deadline, double now) {
     shared_.owner.ask(round->question);
   }
   // Each rank has submitted another number of operations without a name by then, and all of them are about to fail.
-  if (is_deadlock(*round)) shared_.inbox.restart_unnamed();
+  if (is_deadlock(*round)) {
+    shared_.inbox.restart_unnamed();
+    shared_.mail.messages().forget_waiting();
+  }
   enqueue(*round, now);
   // Values are valid until the next round, so only a plan that is carried out at once takes them.
   if (backlog_.size() != 1) round->values.clear();
@@ -317,7 +193,11 @@ double Lane::run_agreed(const Backlog::Agreed& agreed, const std::vector<const v
 }
 
 double Lane::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {
+  const Agreement& first = *plan.parts.front();
+  const bool is_message = first.operation.kind == OpKind::transfer;  // that has failed
+  if (is_message) shared_.mail.note_failure(first);
   const double end = executor_.run(plan, agreed_s, now, values);
+  if (is_message) shared_.mail.call_done();
   shared_.blocked.look();
   shared_.blockage.note_carried_out(end);
   return end;
@@ -336,20 +216,6 @@ void Lane::observe(const Plan& plan, double seconds) {
   shared_.owner.found(autotune_->findings());
   if (!shared_.options.autotune_file.empty()) autotune_->write(shared_.options.autotune_file);
   autotune_.reset();
-}
-
-// Followed by a last look for work: a thread that did not ring, since another one had, has added its work before. A
-// caller may have counted the thread on the lookout while it was awake.
-void Lane::fall_asleep() {
-  if (has_rung_for_new_) has_rung_for_new_.exchange(false);
-  if (is_counted_asleep_ || has_ended_) return;
-  shared_.fabric.bell().add_sleeper();
-  is_counted_asleep_ = true;
-}
-
-void Lane::stay_awake() {
-  if (is_counted_asleep_) shared_.fabric.bell().remove_sleeper();
-  is_counted_asleep_ = false;
 }
 
 // On one node it is enough to look whether the other ranks live. Other nodes may not be able to ring the bell, so the
@@ -392,16 +258,6 @@ std::vector<Fresh> Lane::take_pending() {
 void Lane::take_in(std::vector<Fresh> pending) {
   taken_in_.insert(taken_in_.end(), pending.begin(), pending.end());
   ring_for_new();
-}
-
-void Lane::close() {
-  stay_awake();
-  waiting_callers_.call_all();
-}
-
-template <typename Work>
-void Lane::guarded(Work work) {
-  if (const std::optional<Error> error = error_of(work)) shared_.owner.fail(line_.watch.with_reason(*error));
 }
 
 }  // namespace ringtrain

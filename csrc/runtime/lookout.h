@@ -2,7 +2,7 @@
 //
 // One of them is on the lookout: it sleeps until a lane has work, and does it. Where it has to wait for other ranks in
 // the middle of that, it hands the lookout over to another one, so there are as many as lanes wait at the same time,
-// and one more. While there is one lane there is one thread.
+// and one more. While there is one lane, and no message, there is one thread.
 #pragma once
 
 #include <atomic>
@@ -25,8 +25,9 @@ class Lookout {
   static bool is_here();
   // Any thread. If it is on the lookout and `is_shared`, another one takes its place.
   void hand_over();
-  // From now on there are several lanes.
+  // Any thread. From now on there are several lanes, or messages.
   void share() { is_shared_ = true; }
+  bool is_shared() const { return is_shared_; }
   // Joins all threads, which end when look_out() returns by itself.
   void end();
 

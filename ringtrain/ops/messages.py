@@ -18,12 +18,11 @@ from ringtrain.failure import call_site
 Array = TypeVar("Array")
 
 _TAGS = 2**31
-_TURNS = 8  # names of messages on one way
 _lock = threading.Lock()  # numbers and submissions are in one order
 
 
 def send(tensor: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
-    """Send a tensor to another rank, and wait until that rank has it. Mirrors `Send` of mpi4py.
+    """Send a tensor to another rank, and wait until that rank receives it. Mirrors `Send` of mpi4py.
 
     Messages of two ranks with the same tag arrive in the order in which they were sent. Two ranks that both send first
     and receive later wait for each other: one of them uses `send_async`.
@@ -140,8 +139,7 @@ def _submit(
     with _lock:
         count = process_set.next_message((numbers[0], numbers[1], tag))
         way = f"from rank {numbers[0]} to {numbers[1]}, tag {tag}"
-        # The engine knows names that come again. A message waits for the one before of its name.
-        operation = _core.Operation(OpKind.TRANSFER, f"message {count % _TURNS} {way}", number, numbers=numbers)
+        operation = _core.Operation(OpKind.TRANSFER, "", number, numbers=numbers)
         try:
             return _core.submit(
                 operation,
@@ -149,7 +147,6 @@ def _submit(
                 [] if sends else [view],
                 is_awaited=is_awaited,
                 site=call_site(),
-                waits_for_name=True,
                 title=f'transfer "message {count} {way}"',
             )
         except Exception as error:

@@ -272,3 +272,29 @@ def test_long_steps_while_a_second_thread_waits_for_a_late_rank():
     assert totals == [[float(size)] * 3] * steps
     # each name once, "status" by the first late rank in the second step
     assert sum(announced) == len(gradients) + 1, announced
+
+
+@pytest.mark.ranks(2, 3)
+def test_messages_whose_other_ends_do_not_come():
+    rank, size = hvd.rank(), hvd.size()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for length in (3, 100_000):
+        sent, received = np.full(length, rank), np.zeros(length, int)
+        way = f"message {1 if length == 3 else 3} from rank {rank} to {after}, tag 0"
+        deadlocks(lambda values=sent: hvd.send(values, after), f'rank {rank} for transfer "{way}" (at ')
+        deadlocks(lambda values=received: hvd.recv(values, before), "test_deadlock.py:")
+        handle = hvd.send_async(sent, after)
+        assert (hvd.recv(received, before) == before).all()
+        hvd.synchronize(handle)
+
+
+@pytest.mark.ranks(3)
+def test_messages_and_operations_that_wait_for_each_other():
+    if hvd.rank() == 0:
+        deadlocks(lambda: hvd.recv(np.zeros(2), 1), 'rank 0 for transfer "message 1 from rank 1 to 0, tag 0" (at ')
+        assert hvd.recv(np.zeros(2), 1, tag=3).tolist() == [1, 1]
+    else:
+        deadlocks(lambda: together("of all"), 'ranks 1-2 for allreduce "of all"')
+        if hvd.rank() == 1:
+            hvd.send(np.ones(2), 0, tag=3)
+    assert together("after").tolist() == [3.0] * 3

@@ -1,6 +1,8 @@
 """Messages between two ranks, and process sets that their members open alone."""
 
+import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -34,33 +36,129 @@ def test_messages_arrive_in_order_whatever_their_size_and_dtype():
         assert hvd.synchronize(handle) is None
 
 
+SIZES = (0, 1, 500, 2048, 2049, 8192, 8193, 120_000, 3_000_000)
+
+
+def exchange_drawn_messages(seed):
+    """Of all ranks: messages of many sizes and some tags, begun and waited for in any order that keeps each way's."""
+    rank, size, draw = hvd.rank(), hvd.size(), random.Random(seed)
+    own = {}  # by way: the numbers and sizes of this rank's messages
+    for number in range(60):
+        source, dest = draw.sample(range(size), 2)
+        way, length = (source, dest, draw.randrange(3)), draw.choice(SIZES)
+        if rank in (source, dest):
+            own.setdefault(way, []).append((number, length))
+    draw = random.Random(f"{seed} {rank}")
+    under_way = []
+    while any(own.values()):
+        source, dest, tag = way = draw.choice([way for way, left in own.items() if left])
+        number, length = own[way].pop(0)
+        values = (np.arange(length) * 7 + number).astype(np.uint8)
+        if rank == source:
+            under_way.append((hvd.send_async(values, dest, tag), None, None))
+        else:
+            received = np.full(length, 255 - number, np.uint8)
+            under_way.append((hvd.recv_async(received, source, tag), received, values))
+    draw.shuffle(under_way)
+    for handle, received, values in under_way:
+        hvd.synchronize(handle)
+        if values is not None:
+            require_equal(received, values)
+
+
 @pytest.mark.ranks(2, 3)
-def test_a_small_message_that_is_repeated_travels_with_its_bit():
-    rank, size = hvd.rank(), hvd.size()
-    for elements in (1, 16, 17):
-        before = hvd.metrics()["came_with_values"]
-        for number in range(40):
+def test_messages_in_any_order_have_their_values():
+    for seed in range(6):
+        exchange_drawn_messages(seed)
+
+
+@pytest.mark.ranks(3, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"})
+def test_messages_over_sockets_have_their_values():
+    test_messages_in_any_order_have_their_values()
+
+
+@pytest.mark.ranks(3, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "mpi"})
+def test_messages_over_mpi_have_their_values():
+    test_messages_in_any_order_have_their_values()
+
+
+@pytest.mark.ranks(3, hosts=(2, 1))
+def test_messages_within_a_host_and_between_hosts_have_their_values():
+    test_messages_in_any_order_have_their_values()
+
+
+@pytest.mark.ranks(2)
+def test_messages_need_no_rounds():
+    hvd.barrier()
+    rank, rounds = hvd.rank(), hvd.metrics()["rounds"]
+    values = np.arange(1000)
+    for _ in range(20):
+        if rank == 0:
+            hvd.send(values, 1)
+        else:
+            require_equal(hvd.recv(np.empty(1000, int), 0), values)
+    assert hvd.metrics()["rounds"] == rounds
+    if rank == 0:
+        hvd.recv(np.empty(1), 1)  # the other one has looked
+    else:
+        hvd.send(np.empty(1), 0)
+    hvd.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_mismatch_fails_both_ends_and_nothing_else():
+    rank = hvd.rank()
+    for length in (3, 100_000):
+        for other, dtype in [(4, "float32"), (length, "int32"), (100_001, "float32")]:
+            fitting = (np.arange(length), np.zeros(length, int))
+            pair = [(np.full(length, 1.0, "float32"), np.zeros(other, dtype)), fitting]
             if rank == 0:
-                hvd.send(np.full(elements, number, "float32"), dest=1, tag=elements)
-            elif rank == 1:
-                received = hvd.recv(np.zeros(elements, "float32"), source=0, tag=elements)
-                require_equal(received, np.full(elements, number, "float32"))
-        hvd.barrier()
-        if rank < 2:
-            with_values = hvd.metrics()["came_with_values"] - before
-            assert 20 <= with_values <= 40 if elements <= 16 else with_values == 0
-    for number in range(30):  # others are under way at the same time
-        pair = [hvd.send_async(np.full(3, number + rank), (rank + 1) % size, tag=9)]
-        pair.append(hvd.allreduce_async(np.ones(2), op=hvd.Sum, name="beside"))
-        received = hvd.recv(np.zeros(3, int), (rank - 1) % size, tag=9)
-        assert received.tolist() == [number + (rank - 1) % size] * 3
-        for handle in pair:
-            hvd.synchronize(handle)
+                handles = [hvd.send_async(sent, 1, tag=5) for sent, _ in pair]
+            else:
+                handles = [hvd.recv_async(received, 0, tag=5) for _, received in pair]
+            with pytest.raises(hvd.MismatchError, match=rf"rank 0 sent float32\[{length}\], rank 1 sent {dtype}"):
+                hvd.synchronize(handles[0])
+            hvd.synchronize(handles[1])
+            require_equal(pair[1][1], np.arange(length) if rank == 1 else np.zeros(length, int))
 
 
-@pytest.mark.ranks(3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
-def test_a_small_message_that_is_repeated_travels_with_its_bit_over_a_network():
-    test_a_small_message_that_is_repeated_travels_with_its_bit()
+@pytest.mark.ranks(2, env={"RINGTRAIN_STALL_WARNING_TIME_S": "0.5", "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "2"})
+def test_an_end_that_has_waited_too_long_fails_with_its_other_end(tmp_path):
+    rank = hvd.rank()
+    for length in (3, 100_000):
+        values, received = np.arange(length), np.zeros(length, int)
+        for late, tag in ((1, 1), (0, 2)):  # the receiver, the sender
+            stalled = tmp_path / f"{length} {tag}"
+            while rank == late and not stalled.exists():
+                time.sleep(0.01)
+            with pytest.raises(hvd.StalledError, match=rf"rank {1 - late} submitted it .*, rank {late} did not"):
+                if rank == 0:
+                    hvd.send(values, 1, tag=tag)
+                else:
+                    hvd.recv(received, 0, tag=tag)
+            stalled.touch()
+            if rank == 0:
+                hvd.send(values + tag, 1, tag=tag)
+            else:
+                require_equal(hvd.recv(received, 0, tag=tag), values + tag)
+
+
+@pytest.mark.ranks(3)
+def test_messages_go_on_while_an_operation_waits_for_another_rank():
+    rank = hvd.rank()
+    if rank < 2:
+        waiting = hvd.allreduce_async(np.ones(2), name="of all", op=hvd.Sum)
+        for number in range(10):
+            if rank == 0:
+                hvd.send(np.full(3, number), 1)
+            else:
+                require_equal(hvd.recv(np.zeros(3, int), 0), np.full(3, number))
+        if rank == 0:
+            hvd.send(np.ones(1), 2)
+        assert hvd.synchronize(waiting).tolist() == [3, 3]
+    else:
+        hvd.recv(np.ones(1), 0)  # the others have had all their messages
+        assert hvd.allreduce(np.ones(2), name="of all", op=hvd.Sum).tolist() == [3, 3]
 
 
 @pytest.mark.ranks(2)

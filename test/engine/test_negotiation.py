@@ -382,116 +382,38 @@ def test_members_alone_open_a_process_set_that_all_ranks_know():
     assert simulation.round(everybody(4, added))[2] == [[("add", "", [], 2, [])]]
 
 
-def transfer(source, destination, tag=0, number=0):
-    name = f"{source}->{destination} {tag} {number}"
-    return Request(OpKind.TRANSFER, name, shape=[4], numbers=[source, destination, tag])
+def end_of_message(rank, source, destination):
+    """One end, which `rank` announces while the other one does not come."""
+    name = f"<message of {rank}>"
+    return Request(OpKind.TRANSFER, name, shape=[4], numbers=[source, destination, 7, 0])
 
 
-def test_a_transfer_waits_for_its_two_ranks_alone():
+def test_an_end_of_a_message_waits_for_its_other_rank_alone(capfd):
+    simulation = Simulation(3, stall_warning_s=WARNING_S, stall_shutdown_s=20 * WARNING_S)
+    assert simulation.round([[end_of_message(0, 0, 2)], [], []]) == [[]] * 3
+    wait_until_warned(simulation, 3)
+    assert "rank 0 submitted it, rank 2 did not" in capfd.readouterr().err
+    assert simulation.round([[], [], [end_of_message(2, 0, 2)]]) == [[]] * 3  # their words have not met
+    simulation.pass_time(40 * WARNING_S)
+    failed = simulation.round(everybody(3))[0]
+    assert sorted(names(failed)) == [["<message of 0>"], ["<message of 2>"]]
+    assert simulation.round(everybody(3, gradient("after")))[0] == [[("after", "", [], 0, [])]]
+
+
+def test_a_receiver_from_any_rank_waits_for_all_of_its_process_set(capfd):
+    simulation = Simulation(3, stall_warning_s=WARNING_S, stall_shutdown_s=0)
+    assert simulation.round([[], [], [end_of_message(2, -1, 2)]]) == [[]] * 3
+    wait_until_warned(simulation, 3)
+    assert "rank 2 submitted it, ranks 0-1 did not" in capfd.readouterr().err
+
+
+def test_an_end_of_a_message_fails_if_its_other_rank_has_ended():
     simulation = Simulation(3)
-    assert simulation.round([[transfer(0, 2)], [], []]) == [[]] * 3
-    rounds = simulation.round([[], [], [transfer(0, 2), transfer(1, 2)]])
-    assert all(names(plans) == [["0->2 0 0"]] for plans in rounds)
-    assert names(simulation.round([[], [transfer(1, 2)], []])[0]) == [["1->2 0 0"]]
-
-
-def test_ranks_that_disagree_on_what_is_transferred_are_told():
-    simulation = Simulation(3)
-    longer = Request(OpKind.TRANSFER, "0->2 0 0", shape=[5], numbers=[0, 2, 0])
-    (message,) = errors(simulation.round([[transfer(0, 2)], [], [longer]])[2])
-    assert 'transfer "0->2 0 0": rank 0 sent float32[4], rank 2 sent float32[5]' in message
-
-
-def test_a_receiver_learns_who_sends_with_its_tag():
-    simulation = Simulation(4)
-    question = Request(OpKind.FIND_SENDER, "any", numbers=[3, 7])
-    assert simulation.round([[transfer(0, 3, tag=6)], [], [], [question]]) == [[]] * 4
-    assert simulation.round([[transfer(0, 1, tag=7)], [], [], []]) == [[]] * 4
-    rounds = simulation.round([[], [transfer(1, 3, tag=7)], [transfer(2, 3, tag=7)], []])
-    assert rounds == [[[("any", "", [], 1, [])]]] * 4
-    # One that is received in the same round is not asked about any more.
-    rounds = simulation.round([[], [], [], [transfer(1, 3, tag=7), question]])
-    assert [[part[0::3] for part in plan] for plan in rounds[3]] == [[("1->3 7 0", 0)], [("any", 2)]]
-
-
-def test_a_repeated_transfer_is_a_bit_that_waits_for_its_two_ranks_alone():
-    simulation = Simulation(4)
-    sent = transfer(0, 2)
-    assert names(simulation.round([[sent], [], [sent], []])[0]) == [["0->2 0 0"]]
-    told = simulation.messages_handled()
-    for first, second in ((0, 2), (2, 0)):
-        fresh = everybody(4)
-        for rank in (first, second):
-            fresh = [[sent] if one == rank else [] for one in range(4)]
-            rounds = simulation.round(fresh)
-            assert rounds == [[[("0->2 0 0", "", [], 0, [])]] if rank == second else []] * 4
-    of_rounds = [after - before for after, before in zip(simulation.messages_handled(), told, strict=True)]
-    simulation.round(everybody(4))
-    of_round = [
-        after - before - rounds
-        for after, before, rounds in zip(simulation.messages_handled(), told, of_rounds, strict=True)
-    ]
-    assert of_rounds == [4 * count for count in of_round]  # nothing was announced
-
-
-def test_a_receiver_learns_of_repeated_transfers_and_of_those_that_it_receives_meanwhile():
-    simulation = Simulation(3)
-    sent, question = transfer(0, 2, tag=7), Request(OpKind.FIND_SENDER, "any", numbers=[2, 7])
-    for _ in range(2):
-        assert names(simulation.round([[sent], [], [sent]])[0]) == [["0->2 7 0"]]
-    assert simulation.round([[sent], [], []]) == [[]] * 3  # a bit
-    assert settle(simulation, [[], [], [question]]) == [[("any", "", [], 0, [])]]
-    assert names(simulation.round([[], [], [sent]])[0]) == [["0->2 7 0"]]
-    # A transfer that is received while a question waits does not become a bit, which the question would not find.
-    assert settle(simulation, [[], [], [question]]) == []
-    other = transfer(1, 2, tag=7)
-    assert names(settle(simulation, [[], [other], [other]])) == [["1->2 7 0"]]
-    assert settle(simulation, [[], [other], []]) == [[("any", "", [], 1, [])]]
-    assert names(settle(simulation, [[], [], [other]])) == [["1->2 7 0"]]
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_messages_in_any_order_arrive_with_questions_among_them(seed):
-    """Each rank sends six messages to each other one. A receiver knows who sends, or asks."""
-    size, turns, each, draw = 4, 2, 6, random.Random(seed)
-    simulation = Simulation(size, cache_capacity=draw.choice([2, 1024]))
-    ways = [(a, b) for a in range(size) for b in range(size) if a != b]
-    sent, received, done = (dict.fromkeys(ways, 0) for _ in range(3))  # by way: submitted at both ends, and done
-    is_asking = [False] * size
-    fresh = everybody(size)
-
-    def submit(rank, counts, way):
-        fresh[rank].append(transfer(*way, 5, counts[way] % turns))
-        counts[way] += 1
-
-    for _ in range(2000):
-        for way in ways:
-            most = min(each, done[way] + turns)  # a name is in flight once on each rank, as the inbox has it
-            if sent[way] < most and draw.random() < 0.4:
-                submit(way[0], sent, way)
-            if not is_asking[way[1]] and received[way] < most and draw.random() < 0.05:
-                submit(way[1], received, way)
-        for rank in range(size):
-            may_ask = any(received[way] < min(each, done[way] + turns) for way in ways if way[1] == rank)
-            if not is_asking[rank] and not fresh[rank] and may_ask and draw.random() < 0.3:
-                is_asking[rank] = True
-                fresh[rank].append(Request(OpKind.FIND_SENDER, f"any {rank}", numbers=[rank, 5]))
-        rounds = simulation.round(fresh)
-        assert all(one == rounds[0] for one in rounds)
-        fresh = everybody(size)
-        for name, error, _, number, _ in (part for plan in rounds[0] for part in plan):
-            assert not error
-            if name.startswith("any"):
-                rank = int(name.split()[1])
-                is_asking[rank] = False
-                assert sent[number, rank] > received[number, rank]
-                submit(rank, received, (number, rank))
-            else:
-                first, second = name.split()[0].split("->")
-                done[int(first), int(second)] += 1
-        if all(count == each for count in done.values()):
-            return
-    raise AssertionError(f"messages are left: sent {sent}, received {received}, done {done}, asking {is_asking}")
+    end = Request(OpKind.BARRIER, "<end>")
+    assert simulation.round([[end], [end_of_message(1, 0, 1)], [end_of_message(2, 1, 2)]])[0][0][0][1].startswith(
+        'transfer "<message of 1>": rank 0 will never submit it'
+    )
+    assert settle(simulation, everybody(3)) == []
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
@@ -766,14 +688,9 @@ def test_names_that_never_come_again_take_no_more_room():
     assert bytes_of_empty_round(names_only) == 2 * (8 + (2 + 1) * 8 + 72)
 
 
-def question(tag):
-    return Request(OpKind.FIND_SENDER, f"who {tag}", numbers=[1, tag])
-
-
 PENDING = {
     "allreduces": gradient,
     "alltoalls": lambda name: Request(OpKind.ALLTOALL, name, shape=[2]),
-    "transfers": lambda name: Request(OpKind.TRANSFER, name, shape=[16], numbers=[0, 1, int(name[1:])]),
 }
 
 
@@ -795,16 +712,6 @@ def test_a_round_costs_the_same_whatever_is_pending(kind, is_cached):
             settle(simulation, everybody(2, *requests))
         simulation.round([requests, []])
         return cost_of_rounds(simulation, [[]] * 20, [[one] for one in requests[:20]])
-
-    assert cost(2000) < 2 * cost(40)
-
-
-def test_a_round_costs_the_same_however_many_receivers_ask_who_sends():
-    def cost(pending):
-        simulation = Simulation(2)
-        simulation.round([[], [question(tag) for tag in range(pending)]])
-        sent = [[Request(OpKind.TRANSFER, f"t{tag}", shape=[16], numbers=[0, 1, tag])] for tag in range(20)]
-        return cost_of_rounds(simulation, sent, [[]] * 20)
 
     assert cost(2000) < 2 * cost(40)
 

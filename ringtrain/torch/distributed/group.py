@@ -28,7 +28,7 @@ from ringtrain.torch.distributed.monitoring import missing_at
 from ringtrain.torch.distributed.naming import Call, Names
 from ringtrain.torch.distributed.prepared import Prepared, prepare
 from ringtrain.torch.distributed.streams import order_of
-from ringtrain.torch.distributed.transfers import AnySource, Transfers
+from ringtrain.torch.distributed.transfers import Transfers
 from ringtrain.torch.distributed.views import (
     BITWISE,
     RedOp,
@@ -131,7 +131,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         self._lock = threading.RLock()  # names and submissions are in one order
         self._is_open = True
         self._group_name, self._group_desc = name, ""
-        self._transfers = Transfers(self._names.group, self._set, ranks, ranks[rank])
+        self._transfers = Transfers(self._set, ranks, ranks[rank])
         self._barriers = 0
         self._coalesced: list[Work] | None = None
         self._settling_alone: weakref.WeakSet[Work] = weakref.WeakSet()
@@ -830,9 +830,11 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     @shown_in_profiles("recvAnySource", 0)
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        given = self._one_of("recv", tensors)
-        view_of(contiguous(given[0], "recv"), "recv")
-        return AnySource(self._transfers, given, tag, self._title, self._timeout_s, self._require_open)
+        (tensor,) = self._one_of("recv", tensors)
+        awaited = _is_awaited_message()
+        return self._noted(
+            self._transfers.receive(tensor, _core.ANY_SOURCE, tag, self._title, self._timeout_s, awaited)
+        )
 
     def _one_of(self, kind: str, tensors: Any) -> list[Tensor]:
         given: list[Tensor] = list_of(tensors)

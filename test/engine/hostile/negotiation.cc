@@ -32,11 +32,10 @@ struct Counts {
 RequestPtr drawn_request(Draw& draw, const std::string& name) {
   auto request = std::make_shared<Request>();
   Operation& operation = request->operation;
-  // Both ranks have the same request, and find_sender is for one rank alone.
-  static_assert(kLastOpKind == OpKind::find_sender);
+  // An end of a message is announced by one rank, and both ranks have the same request.
+  static_assert(kLastOpKind == OpKind::transfer);
   operation.kind = static_cast<OpKind>(draw.below(static_cast<uint64_t>(kLastOpKind)));
   operation.name = operation.kind == OpKind::join ? kJoinName : name;
-  if (operation.kind == OpKind::transfer) operation.tensors = {{DType::float32, {4}}};
   if (operation.kind <= OpKind::reducescatter)
     for (uint64_t tensors = 1 + draw.below(2); tensors > 0; --tensors)
       operation.tensors.push_back({static_cast<DType>(draw.below(kDTypes)), {4, static_cast<int64_t>(draw.below(6))}});
@@ -47,7 +46,6 @@ RequestPtr drawn_request(Draw& draw, const std::string& name) {
   if (operation.kind == OpKind::remove_process_set) operation.numbers = {1};
   if (operation.kind == OpKind::open_process_set) operation.numbers = {0, 1};
   if (operation.kind == OpKind::close_process_set) operation.numbers = {1, 0, 1};
-  if (operation.kind == OpKind::transfer) operation.numbers = {0, 1, 0};
   if (draw.one_in(2)) request->site = std::make_shared<const std::string>("train.py:31");
   return request;
 }
@@ -81,7 +79,7 @@ Bytes announcement_of(const std::vector<RequestPtr>& requests, bool lies, Draw& 
     writer.add(foreign, 0);
   }
   for (const RequestPtr& request : requests) writer.add(*request, static_cast<double>(draw.below(2)));
-  return writer.take(draw.one_in(20), draw.one_in(2), draw.one_in(4) ? "in train() at train.py:1" : "");
+  return writer.take(draw.one_in(20), draw.one_in(2), 0, {}, draw.one_in(4) ? "in train() at train.py:1" : "");
 }
 
 // A true decision that all of it can be carried out; or, `lies`, with rows of too many ranks.

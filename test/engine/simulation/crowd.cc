@@ -53,7 +53,7 @@ class Crowd::Tree final : public Channel {
         AnnouncementWriter writer;
         const auto& requests = fresh[static_cast<size_t>(rank) % fresh.size()];
         for (const RequestPtr& request : requests) writer.add(*request, 1e-3 + 1e-6 * rank);
-        gathered.add(writer.take(false, true, ""));
+        gathered.add(writer.take(false, true, 0, {}, ""));
       }
       subtrees_.emplace_back(gathered.bytes(), gathered.count());
     }

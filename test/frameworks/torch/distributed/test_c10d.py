@@ -652,7 +652,7 @@ def test_metrics_count_operations_by_the_kinds_that_torch_knows():
             return after[kind]["operations"] - before.get(kind, {"operations": 0})["operations"]
 
         found = {kind: grown(kind) for kind, value in after.items() if isinstance(value, dict) and grown(kind)}
-        own = {"recv": 1, "find_sender": 1} if rank else {"send": 1}
+        own = {"recv": 1} if rank else {"send": 1}
         assert found == {"all_reduce": 13, "reduce_scatter_tensor": 1, "barrier": 1, **own}
 
 

@@ -1,0 +1,87 @@
+// Rings of memory in the node's segment, one from each rank of the node to each other one, for words between the two.
+//
+// A ring has pages from its first use on. A rank that has put something into a ring calls the other one: it sets a bit
+// of the other's call, which that one looks at, and rings its doorbell.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "memory/shm.h"
+
+namespace ringtrain {
+
+// Requires Engine::turn_.
+class Rings {
+ public:
+  // Of the part of the segment that has pages at once, and of all.
+  static size_t reserved_bytes(int size) { return static_cast<size_t>(size) * words(size) * sizeof(uint64_t); }
+  static size_t bytes(int size);
+
+  // `begin`: where they begin in the segment, a multiple of 64. The segment outlives this.
+  Rings(SharedSegment& segment, size_t begin, int size, int index);
+
+  // Of what is put at once.
+  size_t most_bytes() const { return capacity_ / 4; }
+  // Puts two parts, one behind the other. False where there is no room: this rank is called when there is.
+  bool put(int to, const void* head, size_t head_bytes, const void* data, size_t bytes);
+
+  // Whether another rank has called since take_callers().
+  bool is_called() const;
+  std::vector<int> take_callers();
+  // Calls handle(data, bytes) for all that `from` has put, and tell_room() where `from` waits for room.
+  template <typename Handle, typename TellRoom>
+  void take(int from, Handle handle, TellRoom tell_room) {
+    Ring& ring = this->ring(from, index_);
+    uint64_t taken = ring.taken.load(std::memory_order_relaxed);
+    while (taken != ring.put.load(std::memory_order_acquire)) {
+      const char* const place = data_of(ring) + taken % capacity_;
+      const auto bytes = *reinterpret_cast<const uint64_t*>(place);
+      if (bytes == kSkip) {
+        taken += capacity_ - taken % capacity_;
+      } else {
+        handle(place + sizeof(uint64_t), static_cast<size_t>(bytes));
+        taken += room_for(bytes);
+      }
+      ring.taken.store(taken, std::memory_order_seq_cst);
+      if (ring.wants_room.load(std::memory_order_seq_cst) != 0 && ring.wants_room.exchange(0) != 0) tell_room();
+    }
+  }
+  // Sets this rank's bit of the other's call. Whether its doorbell is to be rung.
+  bool call(int to);
+  // Whether others are to ring this rank's doorbell. A look at is_called() has to follow.
+  void let_others_ring(bool ring) { rings_doorbell(index_).store(ring ? 1 : 0, std::memory_order_seq_cst); }
+
+ private:
+  static constexpr uint64_t kSkip = ~uint64_t{0};  // in the place of a length: the rest of the ring is empty
+  struct Ring {
+    alignas(64) std::atomic<uint64_t> put;    // bytes so far
+    alignas(64) std::atomic<uint64_t> taken;  // bytes so far
+    alignas(64) std::atomic<uint32_t> wants_room;
+  };
+
+  static constexpr size_t kLine = 8;  // words in a cache line
+  // Of a call, in whole cache lines; behind them one that says whether to ring.
+  static size_t words(int size) { return (static_cast<size_t>(size) + 511) / 512 * kLine + kLine; }
+  static size_t capacity(int size);
+  static size_t room_for(size_t bytes) { return sizeof(uint64_t) + (bytes + 7) / 8 * 8; }
+  static size_t first_ring(int size);
+  size_t offset_of(int from, int to) const;
+  Ring& ring(int from, int to) { return *reinterpret_cast<Ring*>(segment_.data() + offset_of(from, to)); }
+  static char* data_of(Ring& ring) { return reinterpret_cast<char*>(&ring + 1); }
+  std::atomic<uint64_t>* call_of(int member) const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(segment_.data() + begin_) +
+           static_cast<size_t>(member) * words(size_);
+  }
+  std::atomic<uint64_t>& rings_doorbell(int member) const { return call_of(member)[words(size_) - kLine]; }
+
+  SharedSegment& segment_;
+  const size_t begin_;
+  const int size_, index_;
+  const size_t capacity_;
+  std::vector<bool> has_pages_;  // the ring to each member
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,103 @@
+#include "runtime/mail.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringtrain {
+namespace {
+
+constexpr double kShortest_s = 20e-6;  // between two looks at the Network
+
+// After how long a message is announced.
+double ask_s(const Options& options) {
+  Coordinator::Limits limits;
+  limits.stall_warning_s = options.stall_warning_time_s;
+  limits.stall_shutdown_s = options.stall_shutdown_time_s;
+  return Coordinator::ask_s(limits);
+}
+
+}  // namespace
+
+Mail::Mail(const World& world, const Options& options, Owner& owner, TurnMutex& turn, Fabric& fabric, Inbox& inbox,
+           Blockage& blockage, BlockedThreads& blocked)
+    : Workplace(turn, fabric.bell(), watch_of_own_),
+      owner_(owner),
+      fabric_(fabric),
+      inbox_(inbox),
+      blockage_(blockage),
+      blocked_(blocked),
+      watch_of_own_(fabric.watch().for_another_thread()),
+      messages_(world, ask_s(options), fabric, inbox) {
+  watch_of_own_.now_doing("a message between two ranks");
+}
+
+bool Mail::has_work() {
+  if (has_ended_ || messages_.is_held()) return false;
+  bool has_work = false;
+  if (!trouble_) trouble_ = error_of([&] { has_work = messages_.has_work(); });
+  if (is_ending_for_others_) return true;
+  return has_work || trouble_;
+}
+
+double Mail::take_turn(double, double now) {
+  if (trouble_) throw *trouble_;
+  fabric_.own_failure().require_none();
+  return go_on(now);
+}
+
+// Words that end nothing here may have ended what looked like a deadlock.
+double Mail::go_on(double now) {
+  if (messages_.is_held()) return now;
+  if (is_ending_for_others_.exchange(false)) messages_.refuse_others();
+  if (!messages_.has_work()) return now;
+  const size_t ended = messages_.work(now);
+  worked_s_ = now = now_s();
+  is_quiet_ = messages_.is_quiet();
+  blockage_.note_progress(now);
+  if (ended == 0) return now;
+  blocked_.look();
+  waiting_callers_.call_done();
+  return now;
+}
+
+// Nobody waits in the middle of a message whose values are on their way, but somebody has to see that they stand still.
+void Mail::look_after_others() {
+  if (trouble_) throw *trouble_;
+  if (!messages_.are_carried()) return watch_.look();
+  const double now = now_s();
+  const size_t before = std::exchange(carried_so_far_, messages_.carried_so_far());
+  if (carried_so_far_ != before) worked_s_ = now;
+  watch_.check(now - worked_s_);
+}
+
+double Mail::next_deadline() { return messages_.are_carried_by_network() ? now_s() + kShortest_s : kNever; }
+
+void Mail::note_failure(const Agreement& agreement) {
+  if (agreement.error != ErrorKind::deadlock) messages_.note_failure(agreement);
+}
+
+// Others need not ring for what is not waited for here.
+void Mail::fall_asleep() {
+  is_quiet_ = messages_.is_quiet();
+  if (is_quiet()) return;
+  Workplace::fall_asleep();
+  messages_.let_others_ring(is_counted_asleep_);
+}
+
+void Mail::stay_awake() {
+  messages_.let_others_ring(false);
+  Workplace::stay_awake();
+}
+
+// Ranks of this node ring, and those of others where the Network can.
+double Mail::pause_s() {
+  constexpr double kLongestPoll_s = 0.01, kSoon_s = 1e-3;
+  if (messages_.are_carried_by_network()) return kShortest_s;
+  if (is_quiet() || callers_work()) return kLookAround_s;
+  const double idle_s = now_s() - worked_s_;
+  if (idle_s > kSoon_s && fabric_.will_ring_on_arrival())
+    return patience_.is_hurried() ? kLookAroundInWait_s : kLookAround_s;
+  return std::clamp(idle_s / (patience_.is_hurried() ? 8 : 2), kShortest_s, kLongestPoll_s);
+}
+
+}  // namespace ringtrain

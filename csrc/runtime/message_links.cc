@@ -1,0 +1,175 @@
+#include "runtime/message_links.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "collectives/group.h"
+#include "runtime/fabric.h"
+
+namespace ringtrain {
+namespace {
+
+// Longer than any word, so that a rank of another build is noticed by what it says and not by a word that is cut.
+constexpr size_t kLongestWord = 512;
+
+enum class Put : uint32_t { word, piece };
+struct PutHead {
+  Put what;
+  uint32_t place;  // of a piece's values
+};
+
+}  // namespace
+
+// --------------------------------------------------------------------------------------------------- within the node
+
+RingLink::RingLink(Node& node, std::vector<int> ranks)
+    : node_(node), ranks_(std::move(ranks)), waiting_(static_cast<size_t>(node.size())) {
+  for (size_t i = 0; i < ranks_.size(); ++i) members_[ranks_[i]] = static_cast<int>(i);
+}
+
+void RingLink::call(int member) {
+  if (node_.rings().call(member)) node_.doorbell(member).ring();
+}
+
+bool RingLink::any() const {
+  return std::any_of(waiting_.begin(), waiting_.end(),
+                     [](const Waiting& one) { return !one.words.empty() || !one.values.empty(); });
+}
+
+void RingLink::say(int to, const Bytes& word, const void* values, size_t bytes) {
+  const int member = members_.at(to);
+  Waiting& waiting = waiting_[static_cast<size_t>(member)];
+  Writer put;
+  put.put(PutHead{Put::word, 0});
+  put.put_bytes(word.data(), word.size());
+  Bytes head = put.take();
+  if (waiting.words.empty() && node_.rings().put(member, head.data(), head.size(), values, bytes)) return call(member);
+  head.insert(head.end(), static_cast<const char*>(values), static_cast<const char*>(values) + bytes);
+  waiting.words.push_back(std::move(head));
+}
+
+void RingLink::expect(Values& values) {
+  values.place = ++places_;
+  expected_[{values.peer, values.place}] = &values;
+}
+
+void RingLink::send(Values& values) {
+  const int member = members_.at(values.peer);
+  waiting_[static_cast<size_t>(member)].values.push_back(&values);
+  push(member);
+}
+
+void RingLink::forget(Values& values) {
+  expected_.erase({values.peer, values.place});
+  std::deque<Values*>& waiting = waiting_[static_cast<size_t>(members_.at(values.peer))].values;
+  waiting.erase(std::remove(waiting.begin(), waiting.end(), &values), waiting.end());
+}
+
+// Words overtake values, so that a long array delays no other message.
+void RingLink::push(int member) {
+  Waiting& waiting = waiting_[static_cast<size_t>(member)];
+  bool has_put = false;
+  const auto put = [&](bool worked) { return (has_put |= worked, worked); };
+  while (!waiting.words.empty() &&
+         put(node_.rings().put(member, waiting.words.front().data(), waiting.words.front().size(), nullptr, 0)))
+    waiting.words.pop_front();
+  while (waiting.words.empty() && !waiting.values.empty() && put(put_piece(member, *waiting.values.front())))
+    if (is_over(*waiting.values.front())) waiting.values.pop_front();
+  if (has_put) call(member);
+}
+
+bool RingLink::put_piece(int member, Values& values) {
+  const PutHead head = {Put::piece, values.place};
+  const size_t bytes = std::min(values.bytes - values.done, node_.rings().most_bytes() - 64);
+  if (!node_.rings().put(member, &head, sizeof(head), values.memory + values.done, bytes)) return false;
+  values.done += bytes;
+  return true;
+}
+
+void RingLink::take(Hear hear, void* hearer) {
+  for (const int member : node_.rings().take_callers()) {
+    const int rank = ranks_[static_cast<size_t>(member)];
+    const auto handle = [&](const char* data, size_t bytes) {
+      PutHead head;
+      std::memcpy(&head, data, sizeof(head));
+      if (head.what == Put::word)
+        hear(hearer, {rank, data + sizeof(head), bytes - sizeof(head)});
+      else
+        take_piece(rank, head.place, data + sizeof(head), bytes - sizeof(head));
+    };
+    node_.rings().take(member, handle, [&] { call(member); });
+    push(member);
+  }
+}
+
+// Nobody expects those of a message that has failed here.
+void RingLink::take_piece(int rank, uint32_t place, const char* data, size_t bytes) {
+  const auto expected = expected_.find({rank, place});
+  if (expected == expected_.end()) return;
+  Values& values = *expected->second;
+  if (bytes > values.bytes - values.done)
+    throw failure("rank " + std::to_string(rank) + " has sent more values than its message has");
+  std::memcpy(values.memory + values.done, data, bytes);
+  values.done += bytes;
+  if (is_over(values)) expected_.erase(expected);
+}
+
+// ---------------------------------------------------------------------------------------------------- over a network
+
+void NetworkLink::say(int to, const Bytes& word, const void* values, size_t bytes) {
+  if (bytes == 0) return peers_.post(to, 0, word.data(), word.size());
+  Bytes both = word;
+  both.insert(both.end(), static_cast<const char*>(values), static_cast<const char*>(values) + bytes);
+  peers_.post(to, 0, both.data(), both.size());
+}
+
+void NetworkLink::take(Hear hear, void* hearer) {
+  constexpr double kMoment_s = 10;
+  while (is_called()) {
+    const int from = peers_.sender(0);
+    const auto message = peers_.take(from, 0, kLongestWord + kMostBytes, kMoment_s);  // most of it is here
+    if (!message) throw Error(ErrorKind::peer_lost, "rank " + std::to_string(from) + " has stopped in a word");
+    hear(hearer, {from, message->data(), message->size()});
+  }
+}
+
+void NetworkLink::expect(Values& values) {
+  Places& places = places_[values.peer];
+  if (!places.free.empty()) {
+    values.place = places.free.back();
+    places.free.pop_back();
+  } else {
+    values.place = ++places.used;
+    if (peers_.tag() + static_cast<int>(values.place) > kLastTag)
+      throw failure("more than " + std::to_string(kLastTag - peers_.tag()) +
+                    " long messages from one rank are received at the same time: wait for some of them first");
+  }
+  values.is_expected = true;
+  start(values, false);
+}
+
+void NetworkLink::start(Values& values, bool sends) {
+  constexpr size_t kMost = size_t{16} << 20;
+  values.loan = std::make_shared<char>();
+  const Network::Lending lending(&peers_.network(), values.loan);
+  const int tag = peers_.tag() + static_cast<int>(values.place);
+  for (size_t i = 0; i < chunks_of(values.bytes, kMost); ++i) {
+    const Chunk chunk = chunk_of(values.bytes, kMost, i);
+    char* const memory = values.memory + chunk.offset;
+    values.requests.push_back(sends ? peers_.network().isend(memory, chunk.count, values.peer, tag)
+                                    : peers_.network().irecv(memory, chunk.count, values.peer, tag));
+  }
+}
+
+bool NetworkLink::is_over(Values& values) {
+  while (values.done < values.requests.size() && peers_.test(values.requests[values.done])) ++values.done;
+  const bool is_over = values.done == values.requests.size();
+  if (is_over && std::exchange(values.is_expected, false)) places_[values.peer].free.push_back(values.place);
+  return is_over;
+}
+
+// The other side may still send them: the place is not used again.
+void NetworkLink::forget(Values& values) { values.requests.clear(); }
+
+}  // namespace ringtrain

@@ -1,0 +1,184 @@
+#include "runtime/workplace.h"
+
+#include <algorithm>
+
+#include "kernels/reduce.h"
+
+namespace ringtrain {
+
+bool Workplace::begin_work() NOT_ANALYSED {
+  if (!busy_.try_lock()) return false;
+  turn_.lock();
+  return true;
+}
+
+void Workplace::end_work() NOT_ANALYSED {
+  turn_.unlock();
+  busy_.unlock();
+}
+
+// Where it is quiet the thread on the lookout may sleep without being counted.
+void Workplace::ring_for_new() {
+  if (has_rung_for_new_.exchange(true)) return;
+  if (is_quiet())
+    bell_.ring_all();
+  else
+    bell_.ring();
+}
+
+// -------------------------------------------------------------------------------------- the thread on the lookout
+
+Workplace::Turns Workplace::take_turns(double longest_s) {
+  if (waiting_callers_.any() || !begin_work()) return Turns::left_to_caller;
+  stay_awake();
+  Turns turns = Turns::none;
+  guarded([&] {
+    turn.assert_held();
+    if (is_looked_after()) look_after_others();
+    double now = now_s();
+    for (const double end = now + longest_s; !has_ended_ && has_work() && !waiting_callers_.any();) {
+      turns = now < end ? Turns::some : Turns::more_are_left;
+      if (turns == Turns::more_are_left) break;
+      now = take_turn(kNever, now);
+    }
+  });
+  end_work();
+  return waiting_callers_.call_next() ? Turns::left_to_caller : turns;
+}
+
+bool Workplace::is_called_for() {
+  if (is_quiet()) return false;
+  if (callers_work()) return is_called_by_others();
+  if (!begin_work()) return false;
+  const bool has_work = this->has_work();
+  end_work();
+  return has_work;
+}
+
+std::optional<double> Workplace::lie_down() {
+  if (!begin_work()) return kLookAround_s;  // who is busy here rings if something is left to do
+  double pause_s = kLookAround_s;
+  bool is_idle = true;
+  if (!has_ended_) {
+    fall_asleep();
+    pause_s = this->pause_s();
+    is_idle = !has_work();
+  }
+  end_work();
+  const bool is_left_to_caller = waiting_callers_.call_next();
+  return is_idle || is_left_to_caller ? std::optional(pause_s) : std::nullopt;
+}
+
+// --------------------------------------------------------------------------------------------- the waiting callers
+
+bool Workplace::wait(Handle& handle, Wait& wait) {
+  if (!callers_work()) {
+    const Patience::Hurry hurry(patience_);
+    const bool is_done = handle.wait(wait.returns_s - wait.now);
+    wait.now = now_s();
+    return is_done;
+  }
+  do {
+    if (begin_work() || wait_for_work(handle, wait)) work_until_done(handle, wait);
+  } while (!has_waited_enough(handle, wait));
+  return handle.is_done();
+}
+
+bool Workplace::has_waited_enough(const Handle& handle, const Wait& wait) const {
+  return handle.is_done() || has_ended_ || wait.now >= wait.returns_s;
+}
+
+// The thread that is busy may finish the Handle, or leave it to this thread: at the latest after the next plan if it is
+// the one on the lookout.
+bool Workplace::wait_for_work(const Handle& handle, Wait& wait) {
+  {
+    WaitingCallers::Caller self(waiting_callers_, handle, nullptr);
+    bell_.ring();  // the thread that is busy may have looked for work for the last time
+    if (begin_work()) return true;
+    self.sleep(std::clamp(wait.returns_s - wait.now, 0.0, kLookAround_s));
+    wait.now = now_s();
+  }
+  return begin_work();
+}
+
+// While there is nothing to do it lets go. Then another caller may work, which has no reason to wait until this one is
+// awake.
+void Workplace::work_until_done(const Handle& handle, Wait& wait) {
+  const KeptDenormals denormals;
+  const auto has_work = [&] {
+    turn.assert_held();
+    return this->has_work();
+  };
+  const auto work_comes = [&] {
+    turn.assert_held();
+    const bool has_come = waiter_.is_quick(has_work, &watch_);
+    wait.now = now_s();
+    return has_come;
+  };
+  while (true) {
+    stay_awake();
+    watch_.set_interrupt(&wait.is_interrupted);
+    watch_.set_deadline(wait.gives_up_s);
+    guarded([&] {
+      turn.assert_held();
+      while (!has_waited_enough(handle, wait) && (has_work() || work_comes()))
+        wait.now = take_turn(wait.returns_s, wait.now);
+    });
+    watch_.set_interrupt(nullptr);
+    watch_.set_deadline(kNever);
+    if (has_waited_enough(handle, wait)) return let_go();
+    const uint32_t seen = bell_.value.load(std::memory_order_acquire);
+    fall_asleep();
+    if (has_work()) continue;
+    keep_bell(handle, wait, seen);
+    if (!begin_work()) return;
+    guarded([&] {
+      turn.assert_held();
+      look_after_others();
+    });
+  }
+}
+
+// Sleeps until the bell rings, which it has not since it was `seen`.
+void Workplace::keep_bell(const Handle& handle, Wait& wait, uint32_t seen) {
+  const double end = std::min(wait.returns_s, next_deadline());
+  const WaitingCallers::Caller self(waiting_callers_, handle, &bell_);
+  end_work();
+  bell_.sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAroundInWait_s));
+  wait.now = now_s();
+}
+
+void Workplace::let_go() {
+  fall_asleep();
+  const bool is_left_with_work = has_ended_ || this->is_left_with_work();
+  end_work();
+  if (!waiting_callers_.call_next() && is_left_with_work) bell_.ring();
+}
+
+// ------------------------------------------------------------------------------------------------------ sleep, the end
+
+// Followed by a last look for work: a thread that did not ring, since another one had, has added its work before. A
+// caller may have counted the thread on the lookout while it was awake.
+void Workplace::fall_asleep() {
+  if (has_rung_for_new_) has_rung_for_new_.exchange(false);
+  if (is_counted_asleep_ || has_ended_) return;
+  bell_.add_sleeper();
+  is_counted_asleep_ = true;
+}
+
+void Workplace::stay_awake() {
+  if (is_counted_asleep_) bell_.remove_sleeper();
+  is_counted_asleep_ = false;
+}
+
+void Workplace::close() {
+  stay_awake();
+  waiting_callers_.call_all();
+}
+
+template <typename Work>
+void Workplace::guarded(Work work) {
+  if (const std::optional<Error> error = error_of(work)) fail(watch_.with_reason(*error));
+}
+
+}  // namespace ringtrain

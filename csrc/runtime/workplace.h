@@ -1,0 +1,130 @@
+// Where one thread at a time does work of an Engine: in a lane, or for messages between two ranks.
+//
+// That thread is busy with the place. It also needs the turn, which a process has once and which it lets go of while it
+// waits for other ranks. So everything but waiting is done by one thread at a time, and a place whose thread waits for
+// other ranks keeps no other one waiting.
+//
+// Usually the thread on the lookout works (lookout.h), which sleeps on a bell until a caller submits something or
+// another rank asks for something. But where all ranks share memory, a caller that waits for a Handle while nobody is
+// busy at its place works itself until it has what it waits for: a small operation would otherwise pay for two
+// hand-overs between threads. See waiting_callers.h for what becomes of several.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread_annotations.h"
+#include "base/wait.h"
+#include "record/handle.h"
+#include "runtime/peer_watch.h"
+#include "runtime/waiting_callers.h"
+
+namespace ringtrain {
+
+// Whether the waiting caller has to return (a signal has come). Called by the thread that waits.
+using Interrupt = std::function<bool()>;
+
+// A caller that waits for a Handle.
+struct Wait {
+  const double returns_s, gives_up_s;
+  const Interrupt& is_interrupted;
+  double now;  // when the clock was read last: a look at it takes as long as a small sum
+};
+
+class Workplace {
+ public:
+  // `watch`: of the thread that works here. All outlive this.
+  Workplace(TurnMutex& turn, Flag& bell, PeerWatch& watch) : turn_(turn), bell_(bell), watch_(watch) {}
+  virtual ~Workplace() = default;
+  Workplace(const Workplace&) = delete;
+  Workplace& operator=(const Workplace&) = delete;
+
+  bool has_ended() const { return has_ended_; }
+
+  // ---- any thread
+  // A caller that goes on has submitted something; one that waits comes to work itself.
+  void ring_for_new();
+  // Where the waiting caller works itself: over a network nobody can stop waiting in the middle of a round, and the way
+  // is long anyway.
+  virtual bool callers_work() const = 0;
+  // Until the Handle is done, its time is over or the work has ended here; whether it is done.
+  bool wait(Handle& handle, Wait& wait);
+
+  // ---- a thread on the lookout
+  enum class Turns { none, some, more_are_left, left_to_caller };
+  // Those that there are, but not for longer than this, and a turn.
+  Turns take_turns(double longest_s);
+  virtual bool has_new() const = 0;
+  // Lets more submissions come before the first turn for them.
+  virtual void gather() {}
+  // Whether nothing goes on here that the bell would have to wake a thread for.
+  virtual bool is_quiet() const { return false; }
+  bool is_called_for();
+  // Whether the thread may sleep as far as this place is concerned, and for how long: who rings the bell from now on
+  // will wake it. Nothing if there is work, or may be.
+  std::optional<double> lie_down();
+
+  // ---- with the turn
+  // Wakes those that wait for what is done.
+  void call_done() REQUIRES(turn) { waiting_callers_.call_done(); }
+  // Wakes all that wait: the work has ended here.
+  void close() REQUIRES(turn);
+
+ protected:
+  // How long it does not look whether the others live: while nobody waits, and while somebody does.
+  static constexpr double kLookAround_s = 0.2, kLookAroundInWait_s = 0.05;
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  bool begin_work() TRY_ACQUIRE(true, turn);
+  void end_work() RELEASE(turn);
+
+  // Throws if others are gone, or cannot go on.
+  virtual void look_after_others() REQUIRES(turn) = 0;
+  // Whether a thread on the lookout does that here.
+  virtual bool is_looked_after() const REQUIRES(turn) = 0;
+  // `now`: when the clock was read last. Returns the same.
+  virtual double take_turn(double deadline, double now) REQUIRES(turn) = 0;
+  virtual bool has_work() REQUIRES(turn) = 0;
+  // Of a caller that goes away: whether another thread has to come at once.
+  virtual bool is_left_with_work() REQUIRES(turn) = 0;
+  // Any thread, where callers work: whether another rank asks for something.
+  virtual bool is_called_by_others() = 0;
+  // When there will be work even if nobody asks for it.
+  virtual double next_deadline() REQUIRES(turn) { return kNever; }
+  virtual double pause_s() REQUIRES(turn) = 0;
+  virtual void fail(const Error& error) REQUIRES(turn) = 0;
+  virtual void fall_asleep() REQUIRES(turn);
+  virtual void stay_awake() REQUIRES(turn);
+
+  TurnMutex& turn_;
+  Flag& bell_;
+  PeerWatch& watch_;
+  std::atomic<bool> has_ended_{false};
+  WaitingCallers waiting_callers_;  // where callers work
+  Patience patience_;               // elsewhere
+  // That was met while looking for work.
+  std::optional<Error> trouble_ GUARDED_BY(turn);
+  bool is_counted_asleep_ GUARDED_BY(turn) = false;  // the bell wakes a thread for this place
+
+  std::mutex busy_;  // before the turn
+
+ private:
+  bool has_waited_enough(const Handle& handle, const Wait& wait) const;
+  bool wait_for_work(const Handle& handle, Wait& wait) TRY_ACQUIRE(true, turn);
+  void work_until_done(const Handle& handle, Wait& wait) RELEASE(turn);
+  void keep_bell(const Handle& handle, Wait& wait, uint32_t seen) RELEASE(turn);
+  void let_go() RELEASE(turn);
+  template <typename Work>
+  void guarded(Work work) REQUIRES(turn);
+
+  // Since somebody fell asleep: of many submissions in a row only the first one rings.
+  std::atomic<bool> has_rung_for_new_{false};
+  Waiter waiter_ GUARDED_BY(turn);
+};
+
+}  // namespace ringtrain
