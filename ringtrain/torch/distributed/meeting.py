@@ -26,8 +26,6 @@ from ringtrain.options import table
 from ringtrain.torch.distributed.work import is_done_by
 
 SCHEME = "ringtrain"
-# How long a rank that leaves waits for the others, which may still need it: all ranks take part in every round.
-_LONGEST_FAREWELL_S = 300.0
 # Of the option stall_shutdown_time_s.
 _USUAL_STALL_S, _LONGEST_STALL_S = 600.0, 86_400.0
 
@@ -167,7 +165,7 @@ def note_opened() -> None:
         _open_groups += 1
 
 
-def note_closed(job: int, number: int, ranks: list[int], timeout_s: float) -> None:
+def note_closed(job: int, number: int, ranks: list[int]) -> None:
     """A group has ended; with the last one of a job that was joined here, the job. `number`: of its process set."""
     global _open_groups
     if number != _WORLD and job == current_job():
@@ -176,16 +174,8 @@ def note_closed(job: int, number: int, ranks: list[int], timeout_s: float) -> No
     with _lock:
         _open_groups -= 1
         is_last = _open_groups == 0
-    if not is_last or not _is_ours or job != current_job() or elastic_client.is_elastic():
-        return
-    with suppress(RingtrainError):
-        _bid_farewell(min(timeout_s, _LONGEST_FAREWELL_S))
-    session.shutdown()
-
-
-def _bid_farewell(longest_s: float) -> None:
-    handle = _core.submit(_core.Operation(_core.OpKind.BARRIER, "<destroy_process_group>"), [], [], is_awaited=True)
-    is_done_by(handle, time.monotonic() + longest_s)
+    if is_last and _is_ours and job == current_job() and not elastic_client.is_elastic():
+        session.shutdown()
 
 
 def rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
