@@ -23,6 +23,7 @@ OPERATIONS = (
     "broadcast",
     "all_to_all_single",
     "send_recv",
+    "all_reduce_in_pairs",
 )
 TRAININGS = ("ddp", "fsdp")
 _GLOO = "gloo"

@@ -65,7 +65,7 @@ class Data:
 
     def __init__(self, operation: str, count: int, rank: int, size: int) -> None:
         self.operation, self.rank, self.size = operation, rank, size
-        is_split = operation not in ("all_reduce", "broadcast", "send_recv")
+        is_split = operation not in ("all_reduce", "all_reduce_in_pairs", "broadcast", "send_recv")
         part = max(1, count // size) if is_split else count
         whole = part * size if is_split else count
         self.bytes = 4 * whole
@@ -89,19 +89,22 @@ class Data:
             return bool((got == of_ranks.sum()).all())
         if self.operation == "broadcast":
             return bool((got == 1).all())
-        if self.operation == "send_recv":
-            partner = self.rank ^ 1
-            return partner >= self.size or bool((got == 1 + partner).all())
+        partner = self.rank ^ 1
+        if self.operation in ("send_recv", "all_reduce_in_pairs"):
+            own = 1 + self.rank if self.operation == "all_reduce_in_pairs" else 0
+            return partner >= self.size or bool((got == own + 1 + partner).all())
         return bool((got.reshape(self.size, -1) == of_ranks.unsqueeze(1)).all())
 
 
 def prepare(operation: str, data: Data, group: Any, _: Any) -> Callable[[], Tensor]:
     """Returns a function that carries the operation out once and returns its result.
 
-    `send_recv` is a message there and one back, between neighbours: of an odd number of ranks the last one rests.
+    `send_recv` is a message there and one back, between neighbours, and in `all_reduce_in_pairs` these are a group: of
+    an odd number of ranks the last one rests.
     """
     tensor, other = data.tensor, data.other
     partner = data.rank ^ 1
+    pair = _pair_of(data, dist.get_backend(group)) if operation == "all_reduce_in_pairs" else None
 
     def there_and_back() -> None:
         if partner >= data.size:
@@ -115,6 +118,7 @@ def prepare(operation: str, data: Data, group: Any, _: Any) -> Callable[[], Tens
 
     calls: dict[str, tuple[Callable[[], Any], Tensor]] = {
         "all_reduce": (lambda: dist.all_reduce(tensor, group=group), tensor),
+        "all_reduce_in_pairs": (lambda: dist.all_reduce(tensor, group=pair), tensor),
         "all_gather_into_tensor": (lambda: _all_gather(other, tensor, group=group), other),
         "reduce_scatter_tensor": (lambda: _reduce_scatter(other, tensor, group=group), other),
         "broadcast": (lambda: dist.broadcast(tensor, 0, group), tensor),
@@ -128,6 +132,11 @@ def prepare(operation: str, data: Data, group: Any, _: Any) -> Callable[[], Tens
         return result
 
     return once
+
+
+def _pair_of(data: Data, backend: str) -> Any:
+    pairs = [dist.new_group([first, first + 1], backend=backend) for first in range(0, data.size - 1, 2)]
+    return pairs[data.rank // 2] if data.rank ^ 1 < data.size else of_this_rank()
 
 
 def distribution(

@@ -460,17 +460,20 @@ def test_a_training_step_is_measured_beside_one_without_communication(tmp_path):
 @needs_mpi
 def test_operations_and_trainings_of_torch_distributed_are_measured_beside_gloo(tmp_path):
     pytest.importorskip("torch", reason="a backend of torch is measured")
+    from ringtrain.bench import torch_groups
+
     sizes = ["--sizes", "4,1K", "--models", "resnet18", "--batch-size", "2", "--image-size", "32", "--steps", "1"]
     result, printed = run(["c10d", "-np", "2", "--rounds", "1", "--warmup", "0", *sizes], tmp_path)
     operations, trainings = result.rows[:-2], result.rows[-2:]
     expected = [{"operation": one, "bytes": size} for one in c10d.OPERATIONS for size in (4, 1024)]
-    split = [one for one in c10d.OPERATIONS if one not in ("all_reduce", "broadcast", "send_recv")]
+    whole = ("all_reduce", "all_reduce_in_pairs", "broadcast", "send_recv")
+    split = [one for one in c10d.OPERATIONS if one not in whole]
     for key in expected:
         if key["operation"] in split:
             key["bytes"] = max(8, key["bytes"])  # a value for each rank
     assert [row.key for row in operations] == expected
     for row in operations:
-        peers = ["gloo"] if row.key["operation"] == "send_recv" else ["gloo", "mpi"]
+        peers = ["gloo", "mpi"] if row.key["operation"] in torch_groups.OF_MPI else ["gloo"]
         require_sane(Result("c10d", {}, {}, [row]), ["ringtrain", *peers], rounds=1)
     assert [(row.key["training"], row.key["model"]) for row in trainings] == [("ddp", "resnet18"), ("fsdp", "resnet18")]
     for row in trainings:
