@@ -29,7 +29,7 @@ class Blockage {
     --plans_to_carry_out_;
     note_progress(now);
   }
-  // Something has gone on that no round agrees on. What this rank waits for may follow.
+  // Something has gone on that no round agrees on, which may lead to the end of a wait here.
   void note_progress(double now) REQUIRES(turn) {
     carried_out_s_ = now;
     told_ = 0;

@@ -166,7 +166,7 @@ class PendingMessages {
   virtual void announce(bool all, std::vector<Pending>& to_announce, std::vector<Key>& withdrawn) = 0;
   // Words that this rank has sent, less those that it has received. More where it is carrying out a message.
   virtual int64_t on_their_way() const = 0;
-  // All ranks know the decision. What it says of messages is to be done before the turn is let go of.
+  // All ranks know the decision. All that it says of messages is to be done before the turn is let go of.
   virtual void settled() = 0;
 };
 

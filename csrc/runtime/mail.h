@@ -30,7 +30,7 @@ class Mail final : public Workplace {
        Blockage& blockage, BlockedThreads& blocked);
 
   PairMessages& messages() REQUIRES(turn) { return messages_; }
-  // Any thread with the turn, whoever is busy here.
+  // Any thread with the turn, also while another one is busy here.
   double go_on(double now) REQUIRES(turn);
   // As PairMessages::note_failure(). call_done() is due when its Handle has failed.
   void note_failure(const Agreement& agreement) REQUIRES(turn);

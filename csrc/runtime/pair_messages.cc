@@ -463,7 +463,7 @@ int64_t PairMessages::on_their_way() const {
   return said_ - heard_ + static_cast<int64_t>(carried_.size()) + (inbox_.has_new_messages() ? 1 : 0);
 }
 
-// A thread may have looked in vain meanwhile, and gone to sleep.
+// A thread may have seen no work meanwhile, and gone to sleep.
 void PairMessages::settled() {
   if (std::exchange(is_held_, false)) bell_.ring_all();
 }

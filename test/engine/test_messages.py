@@ -10,6 +10,7 @@ from harness.exact import DTYPES, require_equal
 from harness.frameworks import on_demand
 
 import ringtrain as hvd
+from ringtrain import _core
 
 torch = on_demand("torch")
 torch_hvd = on_demand("ringtrain.torch")
@@ -159,6 +160,44 @@ def test_messages_go_on_while_an_operation_waits_for_another_rank():
     else:
         hvd.recv(np.ones(1), 0)  # the others have had all their messages
         assert hvd.allreduce(np.ones(2), name="of all", op=hvd.Sum).tolist() == [3, 3]
+
+
+@pytest.mark.ranks(3, isolated=True)
+def test_a_message_to_a_rank_that_submits_nothing_more_fails_at_once(tmp_path):
+    hvd.init()
+    rank = hvd.rank()
+    refused = tmp_path / "refused"
+    if rank == 0:
+        early = hvd.send_async(np.ones(3), 1)  # before that rank has ended, it may be
+        for length, tag in ((3, 1), (100_000, 2)):
+            with pytest.raises(hvd.ShutDownError, match="rank 1 will never submit it: the script has ended there"):
+                hvd.send(np.zeros(length), 1, tag=tag)
+            with pytest.raises(hvd.ShutDownError, match="rank 1 will never submit it"):
+                hvd.recv(np.zeros(length), 1, tag=tag)
+        with pytest.raises(hvd.ShutDownError, match="rank 1 will never submit it"):
+            hvd.synchronize(early)
+        refused.touch()
+    end = _core.Operation(_core.OpKind.BARRIER, "<end>")
+    while rank == 2 and not refused.exists():  # so not all are blocked
+        time.sleep(0.01)
+    assert _core.wait(_core.submit(end, [], [], is_awaited=True), 60)
+
+
+@pytest.mark.ranks(3, isolated=True)
+def test_messages_of_a_set_go_on_when_a_rank_outside_has_left():
+    hvd.init()
+    rank = hvd.rank()
+    pair = hvd.add_process_set([0, 1])
+    if rank < 2:
+        with pytest.raises(hvd.ShutDownError, match=r"rank 2 .* exited early"):
+            hvd.recv(np.zeros(3), 1 - rank)  # of all ranks, which is over when rank 2 has left
+        for length in (3, 5000, 3_000_000):
+            if rank == 0:
+                hvd.send(np.full(length, 7, np.uint8), 1, process_set=pair)
+            else:
+                received = hvd.recv(np.zeros(length, np.uint8), 0, process_set=pair)
+                require_equal(received, np.full(length, 7, np.uint8))
+    hvd.shutdown()
 
 
 @pytest.mark.ranks(2)
