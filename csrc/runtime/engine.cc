@@ -213,7 +213,6 @@ void Engine::look_out() {
     const double longest_s = lookout_.is_shared() ? kLongestOfOnePlace_s : kNever;
     bool has_worked = false, are_more_left = false, are_left_to_callers = true;
     for (Workplace* const place : places) {
-      if (place->has_new()) place->gather();
       const Workplace::Turns turns = place->take_turns(longest_s);
       if (!Lookout::is_here()) return;
       has_worked |= turns == Workplace::Turns::some;

@@ -12,6 +12,15 @@ bool Workplace::begin_work() NOT_ANALYSED {
   return true;
 }
 
+// Where callers work they may come meanwhile. Elsewhere one thread gathers, and others find it busy.
+bool Workplace::gather_and_begin_work() NOT_ANALYSED {
+  if (callers_work() && has_new()) gather();
+  if (waiting_callers_.any() || !busy_.try_lock()) return false;
+  if (!callers_work() && has_new()) gather();
+  turn_.lock();
+  return true;
+}
+
 void Workplace::end_work() NOT_ANALYSED {
   turn_.unlock();
   busy_.unlock();
@@ -29,7 +38,7 @@ void Workplace::ring_for_new() {
 // -------------------------------------------------------------------------------------- the thread on the lookout
 
 Workplace::Turns Workplace::take_turns(double longest_s) {
-  if (waiting_callers_.any() || !begin_work()) return Turns::left_to_caller;
+  if (!gather_and_begin_work()) return Turns::left_to_caller;
   stay_awake();
   Turns turns = Turns::none;
   guarded([&] {

@@ -59,9 +59,6 @@ class Workplace {
   enum class Turns { none, some, more_are_left, left_to_caller };
   // Those that there are, but not for longer than this, and a turn.
   Turns take_turns(double longest_s);
-  virtual bool has_new() const = 0;
-  // Lets more submissions come before the first turn for them.
-  virtual void gather() {}
   // Whether nothing goes on here that the bell would have to wake a thread for.
   virtual bool is_quiet() const { return false; }
   bool is_called_for();
@@ -81,8 +78,12 @@ class Workplace {
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
   bool begin_work() TRY_ACQUIRE(true, turn);
+  bool gather_and_begin_work() TRY_ACQUIRE(true, turn);
   void end_work() RELEASE(turn);
 
+  virtual bool has_new() const = 0;
+  // Lets more submissions come before the first turn for them.
+  virtual void gather() {}
   // Throws if others are gone, or cannot go on.
   virtual void look_after_others() REQUIRES(turn) = 0;
   // Whether a thread on the lookout does that here.
