@@ -214,7 +214,7 @@ void Engine::look_out() {
     bool has_worked = false, are_more_left = false, are_left_to_callers = true;
     for (Workplace* const place : places) {
       const Workplace::Turns turns = place->take_turns(longest_s);
-      if (!Lookout::is_here()) return;
+      if (!Lookout::is_here()) return step_down(*place);
       has_worked |= turns == Workplace::Turns::some;
       are_more_left |= turns == Workplace::Turns::more_are_left;
       are_left_to_callers &= turns == Workplace::Turns::left_to_caller || place->is_quiet();
@@ -226,6 +226,13 @@ void Engine::look_out() {
     if (has_ended_ || are_more_left || (has_worked && spin(places, seen))) continue;
     if (const std::optional<double> pause_s = lie_down(places)) fabric_.bell().sleep_uncounted(seen, *pause_s);
   }
+}
+
+// Another thread is on the lookout, and has found the place busy. Unless it would sleep for as long anyway, it has to
+// look again.
+void Engine::step_down(Workplace& place) {
+  const std::optional<double> pause_s = place.lie_down();
+  if (!pause_s || *pause_s < kLookAround_s) fabric_.bell().ring_all();
 }
 
 bool Engine::spin(const Places& places, uint32_t seen) {
@@ -354,6 +361,7 @@ void Engine::end() {
   mail_->messages().abandon();
   mail_->close();
   is_closed_ = true;
+  fabric_.bell().ring_all();  // this may not be the thread on the lookout
 }
 
 // `left`: all of a lane that has ended with that of the world, which these ranks have not left first.
@@ -386,6 +394,7 @@ void Engine::fail(const Error& error) {
   for (const auto& lane : *lanes) lane->close();
   mail_->close();
   is_closed_ = true;
+  fabric_.bell().ring_all();  // this may not be the thread on the lookout
 }
 
 std::string Engine::names_text(const std::vector<int>& ranks) const {

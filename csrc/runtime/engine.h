@@ -106,6 +106,7 @@ class Engine final : private Lane::Owner {
 
   // On the lookout, until another thread is there.
   void look_out();
+  void step_down(Workplace& place);
   // Where a thread on the lookout works.
   using Places = std::vector<Workplace*>;
   // Whether there is something to do.
