@@ -67,12 +67,11 @@ bool Workplace::is_called_for() {
 std::optional<double> Workplace::lie_down() {
   if (!begin_work()) return kLookAround_s;  // who is busy here rings if something is left to do
   double pause_s = kLookAround_s;
-  bool is_idle = true;
   if (!has_ended_) {
     fall_asleep();
     pause_s = this->pause_s();
-    is_idle = !has_work();
   }
+  const bool is_idle = !has_work();  // the lane of the world hears for all lanes, also when it has ended
   end_work();
   const bool is_left_to_caller = waiting_callers_.call_next();
   return is_idle || is_left_to_caller ? std::optional(pause_s) : std::nullopt;
