@@ -57,8 +57,9 @@ struct Submission {
   // On a GPU: where the user's streams were when it was submitted, by stream.
   std::vector<std::pair<CudaStream, GpuEventPtr>> ready;
   std::shared_ptr<Handle> handle = std::make_shared<Handle>();
-  uint64_t number = 0;  // among the operations of this rank, from 1
-  Progress progress;    // guarded by the Inbox
+  uint64_t number = 0;        // among the operations of this rank, from 1
+  Progress progress;          // guarded by the Inbox
+  bool is_under_way = false;  // a thread carries it out; guarded by the Inbox
 
   const Operation& operation() const { return request->operation; }
   // Whether the caller wants the result in memory of its own, which has this size.

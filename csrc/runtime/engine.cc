@@ -264,6 +264,8 @@ bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrup
   do {
     with_place_of(handle, [&](Workplace& place) { is_done = place.wait(handle, wait); });
   } while (!is_done && !has_ended_ && wait.now < wait.returns_s);
+  // Another thread is about to find that all has ended, in the middle of this operation.
+  if (!is_done && has_ended_) is_done = handle.wait(std::clamp(wait.returns_s - wait.now, 0.0, kLookAround_s));
   const double end = wait.now;
   exposed_ns_ += static_cast<uint64_t>((end - begin) * 1e9);
   if (!inbox_.has_timeline()) return is_done;
@@ -376,9 +378,25 @@ std::string Engine::end_text(const std::vector<int>& left) const {
 
 // ------------------------------------------------------------------------------------------------------ when it fails
 
-// By the first thread that meets an error; those of other lanes meet this one.
+// By the first thread that meets an error. Those of other lanes then meet this one, each with what it has been carrying
+// out.
 void Engine::fail(const Error& error) {
-  if (has_failed_.exchange(true)) return;
+  if (!has_failed_.exchange(true)) {
+    tell_failure(error);
+    mail_->messages().abandon();
+    inbox_.close(error);
+    gpus_.abort(error);
+  } else {
+    inbox_.close(error);
+  }
+  const std::shared_ptr<const Lanes> lanes = this->lanes();
+  for (const auto& lane : *lanes) lane->close();
+  mail_->close();
+  is_closed_ = true;
+  fabric_.bell().ring_all();  // this may not be the thread on the lookout
+}
+
+void Engine::tell_failure(const Error& error) {
   const ErrorKind kind = error.kind();
   const std::string message = error.what();
   has_ended_ = true;
@@ -387,14 +405,6 @@ void Engine::fail(const Error& error) {
     fabric_.say_last_words(ErrorKind::remote, to_string(world_.names[world_.rank]) + " failed: " + message);
   else
     fabric_.say_last_words(kind, message);
-  mail_->messages().abandon();
-  inbox_.close(error);
-  gpus_.abort(error);
-  const std::shared_ptr<const Lanes> lanes = this->lanes();
-  for (const auto& lane : *lanes) lane->close();
-  mail_->close();
-  is_closed_ = true;
-  fabric_.bell().ring_all();  // this may not be the thread on the lookout
 }
 
 std::string Engine::names_text(const std::vector<int>& ranks) const {

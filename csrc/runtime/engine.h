@@ -102,6 +102,7 @@ class Engine final : private Lane::Owner {
   void end_lanes() override REQUIRES(turn) { end_lanes(world_lane_->members()); }
   void found(const std::string& findings) override { resources_->set_findings(findings); }
   void fail(const Error& error) override REQUIRES(turn);
+  void tell_failure(const Error& error) REQUIRES(turn);
   void is_about_to_pause() override { lookout_.hand_over(); }
 
   // On the lookout, until another thread is there.

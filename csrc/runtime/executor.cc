@@ -101,6 +101,16 @@ double Executor::run(const Plan& plan, double agreed_s, double now, const std::v
   // Its set was removed since: what is pending there fails when that is carried out.
   if (!membership_.has(first.operation.process_set)) return now;
   const Submissions submissions = inbox_.find(plan, rank_, agreed_s, now, name_of_group(first));
+  try {
+    return run(plan, submissions, values);
+  } catch (...) {
+    inbox_.give_up(submissions);
+    throw;
+  }
+}
+
+double Executor::run(const Plan& plan, const Submissions& submissions, const std::vector<const void*>& values) {
+  const Agreement& first = *plan.parts.front();
   if (first.error != ErrorKind::none) {
     fail(submissions, first.error, first.message);
     return now_s();

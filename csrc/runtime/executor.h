@@ -87,6 +87,7 @@ class Executor {
   void fail(const Submissions& submissions, ErrorKind kind, const std::string& message) REQUIRES(turn);
   // Whether this rank takes part in it.
   bool is_for_this_rank(const Operation& operation) const REQUIRES(turn);
+  double run(const Plan& plan, const Submissions& submissions, const std::vector<const void*>& values) REQUIRES(turn);
   void run_by_kind(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   std::optional<double> reduce_values(const std::vector<const void*>& values, const Submissions& submissions)
       REQUIRES(turn);

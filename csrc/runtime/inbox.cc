@@ -215,8 +215,15 @@ std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed
     progress.agreed_s = agreed_s;
     progress.begun_s = now;
     progress.group = group;
+    it->second->is_under_way = true;
   }
   return submissions;
+}
+
+void Inbox::give_up(const std::vector<SubmissionPtr>& submissions) {
+  const Lock lock(mutex_);
+  for (const SubmissionPtr& submission : submissions)
+    if (submission) submission->is_under_way = false;
 }
 
 // Entries that leave the history are freed after the lock.
@@ -324,10 +331,10 @@ void Inbox::forbid(int process_set, ErrorKind kind, const std::string& why) {
     one->handle->fail(kind, title_of(*one->request) + ": process set " + std::to_string(process_set) + " " + why);
 }
 
-// Of one process set or of all. Notes that it has ended.
+// Of one process set or of all, but for what a thread carries out. Notes that it has ended.
 std::vector<SubmissionPtr> Inbox::take_pending(std::optional<int> process_set, ErrorKind error) {
   const auto is_meant = [&](const SubmissionPtr& one) {
-    return !process_set || one->operation().process_set == *process_set;
+    return !one->is_under_way && (!process_set || one->operation().process_set == *process_set);
   };
   std::vector<SubmissionPtr> taken;
   for (auto it = in_flight_.begin(); it != in_flight_.end();) {
@@ -367,13 +374,14 @@ void Inbox::end(int process_set, const Error& error) {
 
 void Inbox::close(const Error& error) {
   std::vector<SubmissionPtr> failed;
+  Error reason = error;
   {
     const Lock lock(mutex_);
-    if (closed_with_) return;
-    closed_with_ = error;
-    failed = take_pending(std::nullopt, error.kind());
+    if (!closed_with_) closed_with_ = error;
+    reason = *closed_with_;
+    failed = take_pending(std::nullopt, reason.kind());
   }
-  for (const SubmissionPtr& one : failed) one->handle->fail(error.kind(), error.what());
+  for (const SubmissionPtr& one : failed) one->handle->fail(reason.kind(), reason.what());
 }
 
 }  // namespace ringtrain

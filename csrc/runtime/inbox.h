@@ -102,6 +102,8 @@ class Inbox {
   // Notes that `group` begins with it, and when it was agreed on.
   std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, double now, const char* group)
       REQUIRES(turn);
+  // The thread that carried them out (but for nulls) has met an error.
+  void give_up(const std::vector<SubmissionPtr>& submissions) REQUIRES(turn);
   // Forgets them (but for nulls), so that their names may be used again. Before their Handles are finished. Returns
   // when they have ended.
   double remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error = ErrorKind::none) REQUIRES(turn);
@@ -115,7 +117,8 @@ class Inbox {
 
   // Fails what is pending for a process set and what will be submitted for it.
   void end(int process_set, const Error& error) REQUIRES(turn);
-  // Fails all that is pending and all that will be submitted. The first call counts.
+  // Fails all that is pending and all that will be submitted, with the error of the first call. An operation that is
+  // under way is left to its thread, which still uses the memory: that calls this again when it has met the error, too.
   void close(const Error& error) REQUIRES(turn);
 
  private:
