@@ -258,7 +258,7 @@ class Coordinator {
   // The exchange that a round waits for: of bits or, if something is to be settled, of announcements and a decision.
   enum class Stage { none, bits, announcements, decision };
 
-  bool take_bits(double deadline);
+  bool take_bits(double deadline) REQUIRES(turn);
   // Announces what is new, and applies what rank 0 decides.
   void begin_to_settle();
   bool settle(double deadline);

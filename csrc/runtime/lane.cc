@@ -105,7 +105,10 @@ bool Lane::has_own_work() {
 bool Lane::may_leave() {
   bool may_leave = is_leaving_;
   if (may_leave && process_set_ == 0 && !trouble_)
-    trouble_ = error_of([&] { may_leave = shared_.mail.messages().are_all_told(); });
+    trouble_ = error_of([&] {
+      turn.assert_held();
+      may_leave = shared_.mail.messages().are_all_told();
+    });
   return may_leave;
 }
 

@@ -34,7 +34,11 @@ Mail::Mail(const World& world, const Options& options, Owner& owner, TurnMutex& 
 bool Mail::has_work() {
   if (has_ended_ || messages_.is_held()) return false;
   bool has_work = false;
-  if (!trouble_) trouble_ = error_of([&] { has_work = messages_.has_work(); });
+  if (!trouble_)
+    trouble_ = error_of([&] {
+      turn.assert_held();
+      has_work = messages_.has_work();
+    });
   if (is_ending_for_others_) return true;
   return has_work || trouble_;
 }

@@ -590,7 +590,10 @@ void PairMessages::finish(int process_set) {
   };
   const auto is_over = [&] {
     turn.assert_held();
-    has_failed = has_failed || error_of([&] { work(now_s()); });
+    has_failed = has_failed || error_of([&] {
+                   turn.assert_held();
+                   work(now_s());
+                 });
     return has_failed || !is_carried() || ended_ > 0;
   };
   is_over();
@@ -601,7 +604,10 @@ void PairMessages::finish(int process_set) {
 void PairMessages::abandon() {
   for (const MessagePtr& message : carried_) error_of([&] { forget_values(*message); });
   carried_.clear();
-  error_of([&] { forget_waiting(); });
+  error_of([&] {
+    turn.assert_held();
+    forget_waiting();
+  });
 }
 
 }  // namespace ringtrain
