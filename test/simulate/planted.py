@@ -131,9 +131,6 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
     "a lane does not end when all ranks are blocked": Patch(
         _COORDINATOR, "round_.closes_lanes = are_all_blocked_ &&", "round_.closes_lanes = false &&"
     ),
-    "what a lane has agreed on is not waited for before a deadlock is told": Patch(
-        "coordination/blockage.h", "if (plans_to_carry_out_ != 0 || now", "if (now"
-    ),
 }
 
 # A bug that has several places has several patches.

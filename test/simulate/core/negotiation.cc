@@ -331,7 +331,8 @@ class Drawing {
     add(Fault::leave, random_.chance(0.1) ? 1 : 0, 1);
     add(Fault::mismatch, random_.chance(0.25) ? 0.7 : 0, 3);
     add(Fault::only_some, random_.chance(0.2) ? 0.7 : 0, 2);
-    add(Fault::crosswise, random_.chance(0.15) ? 1 : 0, 1);
+    // With process sets the circle often leads over several lanes, which end then.
+    add(Fault::crosswise, random_.chance(sets_.empty() ? 0.15 : 0.5) ? 1 : 0, 1);
   }
 
   // Ranks that are stopped a moment before another one dies cannot pass on the news.
