@@ -304,7 +304,7 @@ def _build(
 ) -> None:
     """`correct`: the folder of the program without `bugs`, whose objects serve where no bug is in them."""
     # Quotes look beside the including file first, so patched files have the folder of the product after their own.
-    patched = _patched(product, [*scales, *bugs])
+    patched = patched_folders(product, [*scales, *bugs])
     including = [*flags, *(f"-I{own}" for own in patched.values()), f"-I{product}"]
 
     def compile_one(source: Path) -> str:
@@ -329,7 +329,7 @@ def _is_made_of(compiled: Path, names: Sequence[str]) -> bool:
     return any(file.endswith(f"/{name}") for file in files for name in names)
 
 
-def _patched(product: Path, patches: Sequence[Patch]) -> Mapping[str, Path]:
+def patched_folders(product: Path, patches: Sequence[Patch]) -> Mapping[str, Path]:
     """Writes the files with their patches. Returns for each of them a folder that stands for the product's.
 
     A file with the same text has the same folder in all programs, so that ccache knows what includes it.

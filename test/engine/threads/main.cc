@@ -1,10 +1,13 @@
-// Engines of three ranks under ThreadSanitizer, with several threads each that submit, watch and record, and an end of
-// each kind: test/engine/test_engine_threads.py.
+// Engines of three ranks, under ThreadSanitizer and with planted bugs, with several threads each that submit in the
+// world and in overlapping process sets, watch and record, and an end of each kind: test/engine/test_engine_threads.py.
 //
 // engine_threads handles: one thread finishes Handles while another asks to be called.
-// engine_threads sockets|shared HOW...: over sockets, as threads of this process, or over shared memory, as processes.
-// HOW: 0 and 1 end well, 1 with two streams and autotune; 2 a script fails; 3 a rank is lost; 4 a rank shuts down.
+// engine_threads alone SEED: one rank, whose results are not waited for.
+// engine_threads sockets|shared HOW SEED: over sockets, as threads of this process, or over shared memory, as
+// processes. HOW: 0 and 1 end well, 1 with two streams and autotune; 2 a script fails; 3 a rank is lost; 4 a rank shuts
+// down. SEED: draws where threads pause around locks, other than 0.
 #include <arpa/inet.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -15,8 +18,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -26,14 +33,24 @@ using namespace ringtrain;
 
 namespace {
 
-constexpr int kRanks = 3, kCallers = 2, kSteps = 25, kStepOfTrouble = 12;
+constexpr int kRanks = 3, kCallers = 2, kSteps = 25, kStepOfTrouble = 12, kStepsAlone = 300;
+constexpr unsigned kLongestComputation_us = 3000;
+constexpr double kLongestStep_s = 10, kNever_s = 1e3;
 enum How { kEndsWell, kEndsWellTuned, kScriptFails, kRankIsLost, kRankShutsDown };
+
+unsigned seed = 0;
 
 // A counter of all ranks, in memory that processes share.
 struct Shared {
   std::atomic<int> pids[kRanks];
-  std::atomic<int> done, failed;
+  std::atomic<int> steps, done, failed;
 };
+
+struct Set {
+  int id;
+  std::vector<int> ranks;
+};
+const std::vector<Set> kSets = {{1, {0, 1}}, {2, {1, 2}}, {3, {0, 2}}};
 
 [[noreturn]] void fail(const std::string& message) {
   std::fprintf(stderr, "%s\n", message.c_str());
@@ -58,8 +75,8 @@ SocketAddress address_of(int listener) {
 }
 
 struct Job {
-  explicit Job(bool shares_memory, How how) : shares_memory(shares_memory), how(how) {
-    for (int rank = 0; rank < kRanks; ++rank) {
+  Job(int ranks, bool shares_memory, How how) : ranks(ranks), shares_memory(shares_memory), how(how) {
+    for (int rank = 0; rank < ranks; ++rank) {
       listeners.push_back(make_listener());
       addresses.push_back({address_of(listeners.back())});
       names.push_back({rank, shares_memory ? "h" : "h" + std::to_string(rank), getpid()});
@@ -67,6 +84,7 @@ struct Job {
     }
   }
 
+  const int ranks;
   const bool shares_memory;
   const How how;
   std::vector<int> listeners, nodes;
@@ -81,6 +99,7 @@ World world_of(const Job& job, int rank) {
   world.nodes = job.nodes;
   world.token = "token" + std::to_string(job.how);
   world.cores = 2;
+  if (job.ranks == 1) return world;
   SocketDescription sockets;
   sockets.listeners = {job.listeners[static_cast<size_t>(rank)]};
   sockets.addresses = job.addresses;
@@ -101,19 +120,35 @@ Options options_of(const Job& job) {
   return options;
 }
 
-SubmissionPtr submission(OpKind kind, const std::string& name, std::vector<float>& data) {
+SubmissionPtr submission(OpKind kind, const std::string& name, const Set& set, std::vector<float>& data) {
   auto submission = std::make_shared<Submission>();
   submission->request = std::make_shared<Request>();
   Operation& operation = submission->request->operation;
   operation.kind = kind;
   operation.name = name;
+  operation.process_set = set.id;
   operation.tensors = {{DType::float32, {static_cast<int64_t>(data.size())}}};
   submission->inputs.push_back(data.data());
   if (kind == OpKind::allreduce) submission->outputs.push_back(data.data());
   if (kind == OpKind::alltoall)
-    submission->splits = std::vector<int64_t>(kRanks, static_cast<int64_t>(data.size()) / kRanks);
+    submission->splits = std::vector<int64_t>(set.ranks.size(), static_cast<int64_t>(data.size() / set.ranks.size()));
   submission->request->site = std::make_shared<const std::string>("x.py:1");
   return submission;
+}
+
+const auto never = [] { return false; };
+
+// Adds a process set, or removes it.
+void change_sets(Engine& engine, OpKind kind, const std::vector<int64_t>& numbers) {
+  auto submission = std::make_shared<Submission>();
+  submission->request = std::make_shared<Request>();
+  submission->request->operation.kind = kind;
+  submission->request->operation.name = "sets";
+  submission->request->operation.numbers = numbers;
+  submission->request->site = std::make_shared<const std::string>("x.py:1");
+  const auto handle = engine.submit(submission, Engine::Caller::waits);
+  while (!engine.wait(*handle, seed == 0 ? 0.2 : kNever_s, never)) continue;
+  handle->result();
 }
 
 void make_trouble(Engine& engine, const Job& job, int rank) {
@@ -122,33 +157,68 @@ void make_trouble(Engine& engine, const Job& job, int rank) {
   if (job.how == kRankShutsDown && rank == 0) engine.shutdown();
 }
 
-// One of the threads of a rank that submit. The first one says when it is blocked.
-void call(Engine& engine, const Job& job, int rank, int caller) {
-  const auto never = [] { return false; };
-  const bool is_first = caller == 0;
-  std::vector<std::vector<float>> arrays(6, std::vector<float>(is_first ? 3000 : 39));
-  std::vector<float> large(300'000, 1);
+// The operations of a thread and their arrays, which are freed as soon as that is allowed.
+struct Calls {
+  ~Calls() {
+    const auto is_free = [](const auto& handle) { return handle->is_memory_free(); };
+    for (const auto& handle : handles)
+      while (!handle->wait(1)) continue;
+    if (!std::all_of(handles.begin(), handles.end(), is_free)) new std::vector<std::vector<float>>(std::move(arrays));
+  }
+
+  std::vector<std::vector<float>> arrays;
+  std::vector<std::shared_ptr<Handle>> handles;
+};
+
+// One of the threads of a rank that submit. The first one in the world makes the trouble.
+void call(Engine& engine, const Job& job, int rank, int caller, const Set& set, Shared& shared) {
+  const bool is_first = caller == 0 && set.id == 0;
+  Calls calls;
+  auto& [arrays, handles] = calls;
+  arrays.assign(6, std::vector<float>(caller == 0 ? 3000 : 42));
+  arrays.emplace_back(300'000, 1.f);
   const std::string prefix = "t" + std::to_string(caller) + ".";
-  for (int step = 0; step < kSteps; ++step) {
-    std::vector<std::shared_ptr<Handle>> handles;
-    for (size_t i = 0; i < arrays.size(); ++i) {
+  std::minstd_rand random(static_cast<unsigned>(100 * rank + 10 * set.id + caller) + 1000 * seed);
+  for (int step = 0; step < (1 + caller) * kSteps; ++step) {
+    if (seed != 0) usleep(static_cast<useconds_t>(random() % kLongestComputation_us));
+    handles.clear();
+    for (size_t i = 0; i < 6; ++i) {
       std::fill(arrays[i].begin(), arrays[i].end(), 1.f);
       const OpKind kind = i == 4 ? OpKind::allgather : i == 5 ? OpKind::alltoall : OpKind::allreduce;
-      const auto way = i + 1 == arrays.size() ? Engine::Caller::waits : Engine::Caller::goes_on;
-      handles.push_back(engine.submit(submission(kind, prefix + std::to_string(i), arrays[i]), way));
+      const auto way = i == 5 ? Engine::Caller::waits : Engine::Caller::goes_on;
+      handles.push_back(engine.submit(submission(kind, prefix + std::to_string(i), set, arrays[i]), way));
       if (i == 0) handles.back()->on_done([] {});
     }
     if (step % 8 == 0)
-      handles.push_back(engine.submit(submission(OpKind::allreduce, prefix + "large", large), Engine::Caller::goes_on));
+      handles.push_back(
+          engine.submit(submission(OpKind::allreduce, prefix + "large", set, arrays[6]), Engine::Caller::goes_on));
     if (is_first && step == kStepOfTrouble) make_trouble(engine, job, rank);
     if (is_first) engine.say_blocked(handles);
     for (const auto& handle : handles) {
-      while (!engine.wait(*handle, 0.2, never)) continue;
+      while (!engine.wait(*handle, seed == 0 ? 0.2 : kNever_s, never)) continue;
       handle->result();
     }
     if (is_first) engine.say_blocked({});
     for (size_t i = 0; i < 4; ++i)
-      if (arrays[i].front() != kRanks) fail("a sum is wrong: " + std::to_string(arrays[i].front()));
+      if (arrays[i].front() != static_cast<float>(set.ranks.size()))
+        fail("a sum is wrong: " + std::to_string(arrays[i].front()));
+    ++shared.steps;
+  }
+}
+
+// As a thread that waits for no Handle: all of its work is done by others.
+void listen(Engine& engine, int steps, const Set& set, Shared& shared) {
+  const auto ended = std::make_shared<Flag>();
+  Calls calls;
+  calls.arrays.emplace_back(5);
+  for (int step = 1; step <= steps; ++step) {
+    calls.handles = {
+        engine.submit(submission(OpKind::allreduce, "heard", set, calls.arrays.front()), Engine::Caller::goes_on)};
+    const auto& handle = calls.handles.front();
+    handle->on_done([ended] { ended->ring(); });
+    Waiter().wait(*ended, static_cast<uint32_t>(step), nullptr);
+    handle->result();
+    ++shared.steps;
   }
 }
 
@@ -166,39 +236,82 @@ void record(Engine& engine, const std::string& path, const std::atomic<bool>& is
   }
 }
 
-void run_rank(const Job& job, int rank, Shared& shared) {
+std::vector<Set> sets_of(const Job& job, int rank) {
+  Set world{0, {}};
+  for (int one = 0; one < job.ranks; ++one) world.ranks.push_back(one);
+  std::vector<Set> sets = {world};
+  for (const Set& set : kSets)
+    if (job.ranks > 1 && std::count(set.ranks.begin(), set.ranks.end(), rank)) sets.push_back(set);
+  return sets;
+}
+
+// Calls from several threads at a time, in each set of this rank. Returns when all have ended.
+void run_callers(Engine& engine, const Job& job, int rank, Shared& shared) {
+  std::vector<std::thread> threads;
+  const auto start = [&](std::function<void()> call) {
+    threads.emplace_back([&shared, call] {
+      try {
+        call();
+        ++shared.done;
+      } catch (const Error&) {
+        ++shared.failed;
+      }
+    });
+  };
+  const std::vector<Set> sets = sets_of(job, rank);
+  for (const Set& set : sets) {
+    for (int caller = 0; caller < kCallers && job.ranks > 1; ++caller)
+      start([&, caller] { call(engine, job, rank, caller, set, shared); });
+    start([&] { listen(engine, job.ranks > 1 ? kSteps : kStepsAlone, set, shared); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void run_engine(const Job& job, int rank, Shared& shared) {
   Engine engine(world_of(job, rank), options_of(job), std::make_shared<Resources>());
+  const bool has_sets = job.ranks > 1;
+  for (const Set& set : kSets)
+    if (has_sets) change_sets(engine, OpKind::add_process_set, {set.ranks.begin(), set.ranks.end()});
   std::atomic<bool> is_over{false};
   std::thread observer([&] {
     while (!is_over) {
       engine.last_operations();
       engine.totals();
       engine.counts();
+      engine.rounds_on_node();
       engine.mark("here");
       usleep(3000);
     }
   });
   std::thread recorder([&] { record(engine, "timeline" + std::to_string(rank) + ".json", is_over); });
-  std::vector<std::thread> callers;
-  for (int caller = 0; caller < kCallers; ++caller)
-    callers.emplace_back([&, caller] {
-      try {
-        call(engine, job, rank, caller);
-        ++shared.done;
-      } catch (const Error&) {
-        ++shared.failed;
-      }
-    });
-  for (std::thread& caller : callers) caller.join();
+  run_callers(engine, job, rank, shared);
   is_over = true;
   observer.join();
   recorder.join();
+  for (const Set& set : kSets)
+    if (has_sets && job.how <= kEndsWellTuned) change_sets(engine, OpKind::remove_process_set, {set.id});
   engine.shutdown();
+}
+
+// Ends the process if a rank waits without end.
+void run_rank(const Job& job, int rank, Shared& shared) {
+  std::atomic<bool> is_over{false};
+  std::thread watch([&] {
+    double since = now_s();
+    for (int before = 0; !is_over; usleep(10'000)) {
+      const int steps = shared.steps;
+      if (std::exchange(before, steps) != steps) since = now_s();
+      if (now_s() - since > kLongestStep_s) fail("no step has ended for " + std::to_string(kLongestStep_s) + " s");
+    }
+  });
+  run_engine(job, rank, shared);
+  is_over = true;
+  watch.join();
 }
 
 void run_as_threads(const Job& job, Shared& shared) {
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < kRanks; ++rank) ranks.emplace_back([&, rank] { run_rank(job, rank, shared); });
+  for (int rank = 0; rank < job.ranks; ++rank) ranks.emplace_back([&, rank] { run_rank(job, rank, shared); });
   for (std::thread& rank : ranks) rank.join();
 }
 
@@ -259,22 +372,63 @@ void finish_while_asking() {
       fail("a Handle has called " + std::to_string(calls[i]) + " of " + std::to_string(asked[i]) + " callbacks");
 }
 
+// A thread that is about to take a lock, or has let go of one, pauses now and then.
+void pause_now_and_then() {
+  static std::atomic<unsigned> threads{0};
+  thread_local std::minstd_rand random(1000 * seed + ++threads);
+  if (seed == 0 || random() % 16 != 0) return;
+  if (random() % 4 == 0)
+    usleep(static_cast<useconds_t>(random() % 300));
+  else
+    sched_yield();
+}
+
+void run(Job job) {
+  void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  Shared& shared = *new (memory) Shared();
+  int callers = 0;
+  for (int rank = 0; rank < job.ranks; ++rank)
+    callers += static_cast<int>(sets_of(job, rank).size()) * (job.ranks > 1 ? kCallers + 1 : 1);
+  if (job.shares_memory)
+    run_as_processes(job, shared);
+  else
+    run_as_threads(job, shared);
+  const int done = shared.done, failed = shared.failed;
+  const bool is_well = job.how <= kEndsWellTuned;
+  if (done + failed != callers || is_well != (failed == 0))
+    fail(std::to_string(done) + " threads ended well, " + std::to_string(failed) + " with an error");
+}
+
 }  // namespace
 
+extern "C" {
+int __real_pthread_mutex_lock(pthread_mutex_t* mutex);
+int __real_pthread_mutex_trylock(pthread_mutex_t* mutex);
+int __real_pthread_mutex_unlock(pthread_mutex_t* mutex);
+
+int __wrap_pthread_mutex_lock(pthread_mutex_t* mutex) {
+  pause_now_and_then();
+  return __real_pthread_mutex_lock(mutex);
+}
+int __wrap_pthread_mutex_trylock(pthread_mutex_t* mutex) {
+  pause_now_and_then();
+  return __real_pthread_mutex_trylock(mutex);
+}
+int __wrap_pthread_mutex_unlock(pthread_mutex_t* mutex) {
+  const int error = __real_pthread_mutex_unlock(mutex);
+  pause_now_and_then();
+  return error;
+}
+}
+
 int main(int count, char** words) {
-  if (std::strcmp(words[1], "handles") == 0) finish_while_asking();
-  for (int i = 2; i < count; ++i) {
-    void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    Shared& shared = *new (memory) Shared();
-    Job job(std::strcmp(words[1], "shared") == 0, static_cast<How>(std::atoi(words[i])));
-    if (job.shares_memory)
-      run_as_processes(job, shared);
-    else
-      run_as_threads(job, shared);
-    const int done = shared.done, failed = shared.failed;
-    if (done + failed != kRanks * kCallers || (job.how <= kEndsWellTuned && failed > 0) ||
-        (job.how > kEndsWellTuned && failed == 0))
-      fail(std::to_string(done) + " threads ended well, " + std::to_string(failed) + " with an error");
-  }
+  const std::string way = words[1];
+  if (way != "handles") seed = static_cast<unsigned>(std::atoi(words[count - 1]));
+  if (way == "handles")
+    finish_while_asking();
+  else if (way == "alone")
+    run(Job(1, false, kEndsWell));
+  else
+    run(Job(kRanks, way == "shared", static_cast<How>(std::atoi(words[2]))));
   std::puts("well");
 }
