@@ -67,7 +67,9 @@ bool Rings::put(int to, const void* head, size_t head_bytes, const void* data, s
 
 bool Rings::call(int to) {
   call_of(to)[index_ / 64].fetch_or(uint64_t{1} << (index_ % 64), std::memory_order_seq_cst);
-  return rings_doorbell(to).load(std::memory_order_seq_cst) != 0;
+  Bells& bells = bells_of(to);
+  bells.bell.ring();
+  return bells.rings_doorbell.load(std::memory_order_seq_cst) != 0;
 }
 
 bool Rings::is_called() const {

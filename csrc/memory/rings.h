@@ -1,7 +1,8 @@
 // Rings of memory in the node's segment, one from each rank of the node to each other one, for words between the two.
 //
 // A ring has pages from its first use on. A rank that has put something into a ring calls the other one: it sets a bit
-// of the other's call, which that one looks at, and rings its doorbell.
+// of the other's call, which that one looks at, and rings its bell. A caller that waits for a message sleeps on that;
+// the doorbell of the node wakes the thread on the lookout, which would only be in the way of the caller.
 #pragma once
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/wait.h"
 #include "memory/shm.h"
 
 namespace ringtrain {
@@ -49,10 +51,12 @@ class Rings {
       if (ring.wants_room.load(std::memory_order_seq_cst) != 0 && ring.wants_room.exchange(0) != 0) tell_room();
     }
   }
-  // Sets this rank's bit of the other's call. Whether its doorbell is to be rung.
+  // Sets this rank's bit of the other's call, and rings its bell. Whether its doorbell is to be rung, too.
   bool call(int to);
+  // Any thread. This rank's.
+  Flag& bell() const { return bells_of(index_).bell; }
   // Whether others are to ring this rank's doorbell. A look at is_called() has to follow.
-  void let_others_ring(bool ring) { rings_doorbell(index_).store(ring ? 1 : 0, std::memory_order_seq_cst); }
+  void let_others_ring(bool ring) { bells_of(index_).rings_doorbell.store(ring ? 1 : 0, std::memory_order_seq_cst); }
 
  private:
   static constexpr uint64_t kSkip = ~uint64_t{0};  // in the place of a length: the rest of the ring is empty
@@ -63,7 +67,12 @@ class Rings {
   };
 
   static constexpr size_t kLine = 8;  // words in a cache line
-  // Of a call, in whole cache lines; behind them one that says whether to ring.
+  struct alignas(64) Bells {
+    Flag bell;
+    std::atomic<uint32_t> rings_doorbell;
+  };
+
+  // Of a call, in whole cache lines; behind them one for Bells.
   static size_t words(int size) { return (static_cast<size_t>(size) + 511) / 512 * kLine + kLine; }
   static size_t capacity(int size);
   static size_t room_for(size_t bytes) { return sizeof(uint64_t) + (bytes + 7) / 8 * 8; }
@@ -75,7 +84,7 @@ class Rings {
     return reinterpret_cast<std::atomic<uint64_t>*>(segment_.data() + begin_) +
            static_cast<size_t>(member) * words(size_);
   }
-  std::atomic<uint64_t>& rings_doorbell(int member) const { return call_of(member)[words(size_) - kLine]; }
+  Bells& bells_of(int member) const { return *reinterpret_cast<Bells*>(call_of(member) + words(size_) - kLine); }
 
   SharedSegment& segment_;
   const size_t begin_;

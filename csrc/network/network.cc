@@ -57,7 +57,7 @@ void Network::keep(const NetworkRequest& request) const {
   if (!lets_go_at_once()) keep_for_ever(request.memory_);
 }
 
-// Whoever looks first takes what has come for others, too, so that their descriptor is not readable when they sleep.
+// The thread that looks first takes what has come for others, too: their descriptor is not readable when they sleep.
 void Network::sleep(double pause_s, double longest_s, Watch* watch) {
   constexpr double kMoment_s = 0.02;
   if (descriptor() < 0) {

@@ -77,7 +77,7 @@ std::shared_ptr<Handle> Engine::submit(SubmissionPtr submission, Caller caller) 
   return handle;
 }
 
-// What this rank has ended for the world, it has ended for each process set, whose ranks may wait for it.
+// A rank that submits nothing more to the world submits nothing to its process sets, whose ranks may wait for it.
 void Engine::submit_ends(const Submission& end) {
   const std::shared_ptr<const Lanes> lanes = this->lanes();
   for (const auto& lane : *lanes) {
@@ -294,8 +294,8 @@ void Engine::close(int process_set, ErrorKind kind, const std::string& why) {
   sets_.close(process_set);
 }
 
-// What has not been agreed on goes to the lane of the world, and what is submitted from now on. Once that has ended,
-// too, it fails.
+// Submissions that have not been agreed on go to the lane of the world, as those that come from now on do. Once that
+// has ended, too, they fail.
 void Engine::has_ended(Lane& lane, const std::vector<int>& left) {
   if (&lane == world_lane_.get()) return end_world(left);
   const int process_set = lane.process_set();

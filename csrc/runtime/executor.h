@@ -52,7 +52,7 @@ class Executor {
     virtual void close(int process_set, ErrorKind kind, const std::string& why) REQUIRES(turn) = 0;
   };
 
-  // `rank`: this one. `membership`: that which the plans were agreed on with. All else outlives this.
+  // `rank`: this one. `membership`: of the Coordinator that agreed on the plans. All else outlives this.
   Executor(int rank, const Membership& membership, PeerWatch& watch, Inbox& inbox, ProcessSets& sets, Gpus& gpus,
            Sets& opener, Residuals& residuals)
       : rank_(rank),

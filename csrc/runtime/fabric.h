@@ -199,6 +199,8 @@ class Fabric {
   void say_last_words(ErrorKind kind, const std::string& message);
   // Rings when there is something to do; the engine sleeps on it.
   Flag& bell() { return node_ ? node_->doorbell(node_->index()) : own_bell_; }
+  // Any thread. Rings when a message between two ranks of this node goes on.
+  Flag& message_bell() { return node_ ? node_->rings().bell() : own_bell_; }
 
  private:
   void connect(const Options& options, Resources& resources);

@@ -56,7 +56,7 @@ class History {
   TotalsOfKinds totals_;
 };
 
-// What callers have submitted for one lane and the lane has not taken yet. Changed by the Inbox.
+// Submissions for one lane that the lane has not taken yet. Changed by the Inbox.
 class Arrivals {
  public:
   // Any thread.

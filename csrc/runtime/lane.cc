@@ -25,7 +25,7 @@ bool is_deadlock(const Round& round) {
 }  // namespace
 
 Lane::Lane(std::shared_ptr<OpenSet> set, const Shared& shared, std::unique_ptr<Autotune> autotune)
-    : Workplace(shared.turn, shared.fabric.bell(), set->line->watch),
+    : Workplace(shared.turn, shared.fabric.bell(), shared.fabric.bell(), set->line->watch),
       set_(std::move(set)),
       process_set_(set_->id),
       line_(*set_->line),

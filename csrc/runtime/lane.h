@@ -4,8 +4,9 @@
 // The work of a lane goes on in rounds: take what is new, negotiate with the other ranks, carry out the most urgent
 // plan. See workplace.h for the threads that do it.
 //
-// A lane ends when one of its ranks leaves, and all of its ranks learn that in one round. What it has not agreed on by
-// then goes on in the lane of the world, where nothing is lost or done twice: a lane may end at any time. It does
+// A lane ends when one of its ranks leaves, and all of its ranks learn that in one round. All that is
+// pending by then goes on in the lane of the world, where nothing is lost or done twice. So a lane may end at any time.
+// It does
 //   - when its process set is removed, or one of its ranks leaves the job;
 //   - when all ranks of the job are blocked, since a deadlock may lead over several lanes: that of the world then gets
 //     all that is pending, and judges it;
@@ -37,7 +38,7 @@ namespace ringtrain {
 
 class Lane final : public Workplace {
  public:
-  // What a lane tells its Engine. With the turn; it does not wait, but in end().
+  // Hears of a lane: its Engine. With the turn; it does not wait, but in end().
   class Owner : public Executor::Sets, public Mail::Owner {
    public:
     // A round asks all ranks of the lane where their threads are.
@@ -50,7 +51,7 @@ class Lane final : public Workplace {
     // The thread is about to let several submissions come, which may take long.
     virtual void is_about_to_pause() = 0;
   };
-  // What all lanes of an Engine work with. All outlive them.
+  // The parts of an Engine that all its lanes work with. All outlive them.
   struct Shared {
     Owner& owner;
     const Options& options;

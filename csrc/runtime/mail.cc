@@ -20,7 +20,7 @@ double ask_s(const Options& options) {
 
 Mail::Mail(const World& world, const Options& options, Owner& owner, TurnMutex& turn, Fabric& fabric, Inbox& inbox,
            Blockage& blockage, BlockedThreads& blocked)
-    : Workplace(turn, fabric.bell(), watch_of_own_),
+    : Workplace(turn, fabric.bell(), fabric.message_bell(), watch_of_own_),
       owner_(owner),
       fabric_(fabric),
       inbox_(inbox),
@@ -81,11 +81,11 @@ void Mail::note_failure(const Agreement& agreement) {
 }
 
 // Others need not ring for what is not waited for here.
-void Mail::fall_asleep() {
+void Mail::fall_asleep(Flag& bell) {
   is_quiet_ = messages_.is_quiet();
   if (is_quiet()) return;
-  Workplace::fall_asleep();
-  messages_.let_others_ring(is_counted_asleep_);
+  Workplace::fall_asleep(bell);
+  messages_.let_others_ring(wakes_ == &bell_);
 }
 
 void Mail::stay_awake() {

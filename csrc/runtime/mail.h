@@ -38,6 +38,7 @@ class Mail final : public Workplace {
   void end_for_others() {
     is_ending_for_others_ = true;
     bell_.ring_all();
+    callers_bell_.ring();
   }
 
   // ---- of a Workplace
@@ -56,7 +57,7 @@ class Mail final : public Workplace {
   double next_deadline() override REQUIRES(turn);
   double pause_s() override REQUIRES(turn);
   void fail(const Error& error) override REQUIRES(turn) { owner_.fail(error); }
-  void fall_asleep() override REQUIRES(turn);
+  void fall_asleep(Flag& bell) override REQUIRES(turn);
   void stay_awake() override REQUIRES(turn);
 
   Owner& owner_;

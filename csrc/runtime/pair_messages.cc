@@ -29,7 +29,7 @@ struct PairMessages::Word {
 };
 
 PairMessages::PairMessages(const World& world, double ask_s, Fabric& fabric, Inbox& inbox)
-    : world_(world), bell_(fabric.bell()), ask_s_(ask_s), inbox_(inbox) {
+    : world_(world), bell_(fabric.bell()), message_bell_(fabric.message_bell()), ask_s_(ask_s), inbox_(inbox) {
   const int own_node = world.nodes[static_cast<size_t>(world.rank)];
   std::vector<int> all, of_node;
   for (int rank = 0; rank < world.size(); ++rank) {
@@ -465,7 +465,9 @@ int64_t PairMessages::on_their_way() const {
 
 // A thread may have seen no work meanwhile, and gone to sleep.
 void PairMessages::settled() {
-  if (std::exchange(is_held_, false)) bell_.ring_all();
+  if (!std::exchange(is_held_, false)) return;
+  bell_.ring_all();
+  message_bell_.ring();
 }
 
 void PairMessages::note_failure(const Agreement& agreement) {

@@ -174,7 +174,7 @@ class PairMessages final : public PendingMessages {
   void note_failure_of_other_end(const Operation& operation, const Error& error) REQUIRES(turn);
 
   const World& world_;
-  Flag& bell_;
+  Flag &bell_, &message_bell_;
   const double ask_s_;
   Inbox& inbox_;
   std::unique_ptr<RingLink> rings_;       // null where no rank shares memory with this one

@@ -39,7 +39,7 @@ class PeerWatch final : public Watch {
   struct Limits {
     double stall_warning_s, stall_shutdown_s;
   };
-  // All outlive this. `turn`: that which the thread that waits has.
+  // All outlive this. `turn`: of the thread that waits.
   PeerWatch(const OwnFailure& own_failure, const Limits& limits, TurnMutex& turn)
       : own_failure_(own_failure), limits_(limits), turn_(turn) {}
   void set_limits(const Limits& limits) { limits_ = limits; }

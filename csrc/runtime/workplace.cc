@@ -33,6 +33,7 @@ void Workplace::ring_for_new() {
     bell_.ring_all();
   else
     bell_.ring();
+  callers_bell_.ring();
 }
 
 // -------------------------------------------------------------------------------------- the thread on the lookout
@@ -68,7 +69,7 @@ std::optional<double> Workplace::lie_down() {
   if (!begin_work()) return kLookAround_s;  // who is busy here rings if something is left to do
   double pause_s = kLookAround_s;
   if (!has_ended_) {
-    fall_asleep();
+    fall_asleep(bell_);
     pause_s = this->pause_s();
   }
   const bool is_idle = !has_work();  // the lane of the world hears for all lanes, also when it has ended
@@ -101,7 +102,9 @@ bool Workplace::has_waited_enough(const Handle& handle, const Wait& wait) const 
 bool Workplace::wait_for_work(const Handle& handle, Wait& wait) {
   {
     WaitingCallers::Caller self(waiting_callers_, handle, nullptr);
-    bell_.ring();  // the thread that is busy may have looked for work for the last time
+    // The thread that is busy may have looked for work for the last time.
+    bell_.ring();
+    callers_bell_.ring();
     if (begin_work()) return true;
     self.sleep(std::clamp(wait.returns_s - wait.now, 0.0, kLookAround_s));
     wait.now = now_s();
@@ -135,8 +138,8 @@ void Workplace::work_until_done(const Handle& handle, Wait& wait) {
     watch_.set_interrupt(nullptr);
     watch_.set_deadline(kNever);
     if (has_waited_enough(handle, wait)) return let_go();
-    const uint32_t seen = bell_.value.load(std::memory_order_acquire);
-    fall_asleep();
+    const uint32_t seen = callers_bell_.value.load(std::memory_order_acquire);
+    fall_asleep(callers_bell_);
     if (has_work()) continue;
     keep_bell(handle, wait, seen);
     if (!begin_work()) return;
@@ -150,14 +153,14 @@ void Workplace::work_until_done(const Handle& handle, Wait& wait) {
 // Sleeps until the bell rings, which it has not since it was `seen`.
 void Workplace::keep_bell(const Handle& handle, Wait& wait, uint32_t seen) {
   const double end = std::min(wait.returns_s, next_deadline());
-  const WaitingCallers::Caller self(waiting_callers_, handle, &bell_);
+  const WaitingCallers::Caller self(waiting_callers_, handle, &callers_bell_);
   end_work();
-  bell_.sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAroundInWait_s));
+  callers_bell_.sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAroundInWait_s));
   wait.now = now_s();
 }
 
 void Workplace::let_go() {
-  fall_asleep();
+  fall_asleep(bell_);
   const bool is_left_with_work = has_ended_ || this->is_left_with_work();
   end_work();
   if (!waiting_callers_.call_next() && is_left_with_work) bell_.ring();
@@ -167,16 +170,16 @@ void Workplace::let_go() {
 
 // Followed by a last look for work: a thread that did not ring, since another one had, has added its work before. A
 // caller may have counted the thread on the lookout while it was awake.
-void Workplace::fall_asleep() {
+void Workplace::fall_asleep(Flag& bell) {
   if (has_rung_for_new_) has_rung_for_new_.exchange(false);
-  if (is_counted_asleep_ || has_ended_) return;
-  bell_.add_sleeper();
-  is_counted_asleep_ = true;
+  if (wakes_ || has_ended_) return;
+  bell.add_sleeper();
+  wakes_ = &bell;
 }
 
 void Workplace::stay_awake() {
-  if (is_counted_asleep_) bell_.remove_sleeper();
-  is_counted_asleep_ = false;
+  if (wakes_) wakes_->remove_sleeper();
+  wakes_ = nullptr;
 }
 
 void Workplace::close() {

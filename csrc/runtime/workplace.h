@@ -38,8 +38,10 @@ struct Wait {
 
 class Workplace {
  public:
-  // `watch`: of the thread that works here. All outlive this.
-  Workplace(TurnMutex& turn, Flag& bell, PeerWatch& watch) : turn_(turn), bell_(bell), watch_(watch) {}
+  // `bell`: on which the thread on the lookout sleeps. `callers_bell`: on which a caller does that has found nothing to
+  // do. `watch`: of the thread that works here. All outlive this.
+  Workplace(TurnMutex& turn, Flag& bell, Flag& callers_bell, PeerWatch& watch)
+      : turn_(turn), watch_(watch), bell_(bell), callers_bell_(callers_bell) {}
   virtual ~Workplace() = default;
   Workplace(const Workplace&) = delete;
   Workplace& operator=(const Workplace&) = delete;
@@ -99,18 +101,19 @@ class Workplace {
   virtual double next_deadline() REQUIRES(turn) { return kNever; }
   virtual double pause_s() REQUIRES(turn) = 0;
   virtual void fail(const Error& error) REQUIRES(turn) = 0;
-  virtual void fall_asleep() REQUIRES(turn);
+  // The thread is going to sleep on this bell.
+  virtual void fall_asleep(Flag& bell) REQUIRES(turn);
   virtual void stay_awake() REQUIRES(turn);
 
   TurnMutex& turn_;
-  Flag& bell_;
   PeerWatch& watch_;
+  Flag &bell_, &callers_bell_;
   std::atomic<bool> has_ended_{false};
   WaitingCallers waiting_callers_;  // where callers work
   Patience patience_;               // elsewhere
   // That was met while looking for work.
   std::optional<Error> trouble_ GUARDED_BY(turn);
-  bool is_counted_asleep_ GUARDED_BY(turn) = false;  // the bell wakes a thread for this place
+  Flag* wakes_ GUARDED_BY(turn) = nullptr;  // the bell that wakes a thread for this place
 
   std::mutex busy_;  // before the turn
 
