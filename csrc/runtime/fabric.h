@@ -212,12 +212,12 @@ class Fabric {
 
   const World& world_;
   OwnFailure own_failure_;
-  Line line_;  // of the world
   Flag own_bell_;
   std::unique_ptr<Network> network_;
   std::unique_ptr<Node> node_;
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Alarm> alarm_;
+  Line line_;                                  // of the world; its last messages need the Network
   std::unique_ptr<LaneCalls> lane_calls_;      // where not all ranks share memory
   std::unique_ptr<ArrivalBell> arrival_bell_;  // where the Network has what it needs
 };

@@ -23,12 +23,13 @@ struct OpenSet {
   Line* line = nullptr;
   Tuning* tuning = nullptr;  // that of its opening, unless it is the world
   Membership* membership = nullptr;
-  std::shared_ptr<Group> group;  // null until it is needed
 
   // Where they are its own, and not those of the world.
   std::unique_ptr<Line> own_line;
   Tuning own_tuning = {};
   std::unique_ptr<Membership> own_membership;
+
+  std::shared_ptr<Group> group;  // null until it is needed
 };
 
 // Requires the turn, but for construction.
