@@ -95,6 +95,8 @@ class Kernel {
   void fill_randomly(void* bytes, size_t count);
 
   static Kernel& current();
+  // Whether it is a descriptor of the simulation.
+  static bool has(int descriptor) { return descriptor >= kFirstDescriptor; }
 
  private:
   static constexpr int kMostDescriptors = 1 << 20, kFirstDescriptor = 1 << 16, kBacklog = 1024;

@@ -387,12 +387,12 @@ class World {
     const double end = fibres_.now() + kMoment_s;
     while (!session.news.empty() && fibres_.now() < end) {
       forget_ended_news(session);
-      if (!session.news.empty()) network.sleep(1e-3, 1e-3);
+      if (!session.news.empty()) network.sleep(1e-3, 1e-3, nullptr);
     }
     self.has_finished = true;
     while (draw_.leaves_together && !has_everybody_finished()) {
       take_news(self, network, rank);
-      network.sleep(1e-3, kNever);
+      network.sleep(1e-3, kNever, nullptr);
     }
   }
 
@@ -449,7 +449,7 @@ class World {
       if (listens) take_news(self, network, rank);
       if (awaited.empty()) return;
       waiting_for_[rank] = awaited.front()->message;
-      network.sleep(1e-3, listens ? kNever : std::max(1e-3, impatient_s - now_s()));
+      network.sleep(1e-3, listens ? kNever : std::max(1e-3, impatient_s - now_s()), nullptr);
       waiting_for_[rank] = nullptr;
     }
   }
