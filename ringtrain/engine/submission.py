@@ -130,6 +130,12 @@ class _Input(NamedTuple):
         return self.view if self.output is self.sent else self.adapter.view(self.output)
 
 
+def submit_barrier(name: str) -> _core.Handle:
+    """Submit a barrier of all ranks under a name of our own, such as "<end>": its rank submits nothing more."""
+    operation = _core.Operation(OpKind.BARRIER, name)
+    return _core.submit(operation, [], [], is_awaited=True, site=call_site())
+
+
 def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     """Submit an operation. Raises at once what the caller's own rank can see.
 

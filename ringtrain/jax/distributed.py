@@ -26,6 +26,7 @@ import ringtrain._core as _core
 from ringtrain import failure
 from ringtrain.engine.handles import Handle
 from ringtrain.engine.process_sets import ProcessSet
+from ringtrain.engine.submission import submit_barrier
 from ringtrain.errors import RingtrainError
 from ringtrain.job import elastic_client, session
 from ringtrain.job.host import addresses_of, usual_address
@@ -112,16 +113,11 @@ def _wait_for_programs() -> None:
     if failure.last_words() or sys.exc_info()[0] is not None:
         return
     with contextlib.suppress(RingtrainError):
-        all_end = _submit_barrier("<end of the script>")
+        all_end = submit_barrier("<end of the script>")
         if _core.has_meshes_of_xla() and not _core.wait(all_end, _USUAL_DELAY_S):
             _await_own_programs()
-            _submit_barrier("<end>")  # the others need not join it: all wait for the first one
+            submit_barrier("<end>")  # the others need not join it: all wait for the first one
         Handle(all_end, (), _core.Handle.number).wait()
-
-
-def _submit_barrier(name: str) -> _core.Handle:
-    operation = _core.Operation(_core.OpKind.BARRIER, name)
-    return _core.submit(operation, [], [], is_awaited=True, site=failure.call_site())
 
 
 def _await_own_programs() -> None:

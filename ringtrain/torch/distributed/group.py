@@ -215,7 +215,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         """No operation can be called any more. With its last group a job that began with torch's ends, too."""
         if self._is_open:
             self._is_open = False
-            meeting.note_closed(self._job, self._set, self._ranks)
+            meeting.note_closed(self._job, self._set, self._ranks, self._timeout_s)
 
     def abort(self) -> None:
         """As shutdown()."""

@@ -15,7 +15,9 @@ from typing import Any
 import torch.distributed as dist
 
 import ringtrain._core as _core
+from ringtrain import failure
 from ringtrain.engine.process_sets import close_among, open_among
+from ringtrain.engine.submission import submit_barrier
 from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.job import elastic_client, launched_by, network, session
 from ringtrain.job.host import addresses_of, usual_address
@@ -26,6 +28,9 @@ from ringtrain.options import table
 from ringtrain.torch.distributed.work import is_done_by
 
 SCHEME = "ringtrain"
+# How long a rank that leaves waits for the others, which need it to make groups, also those that it does not belong to:
+# after destroy_process_group(), and where the script ends without that.
+_LONGEST_FAREWELL_S, _FAREWELL_AT_END_S = 300.0, 5.0
 # Of the option stall_shutdown_time_s.
 _USUAL_STALL_S, _LONGEST_STALL_S = 600.0, 86_400.0
 
@@ -88,6 +93,8 @@ def _begin_job(is_ours: bool) -> None:
 
 def _end_job() -> None:
     global _is_world_used, _is_ours, _job
+    if _open_groups > 0:
+        _bid_farewell(_FAREWELL_AT_END_S, submits_nothing_more=True)
     _is_world_used = False
     _is_ours = False
     _job = 0
@@ -165,7 +172,7 @@ def note_opened() -> None:
         _open_groups += 1
 
 
-def note_closed(job: int, number: int, ranks: list[int]) -> None:
+def note_closed(job: int, number: int, ranks: list[int], timeout_s: float) -> None:
     """A group has ended; with the last one of a job that was joined here, the job. `number`: of its process set."""
     global _open_groups
     if number != _WORLD and job == current_job():
@@ -175,7 +182,22 @@ def note_closed(job: int, number: int, ranks: list[int]) -> None:
         _open_groups -= 1
         is_last = _open_groups == 0
     if is_last and _is_ours and job == current_job() and not elastic_client.is_elastic():
+        _bid_farewell(min(timeout_s, _LONGEST_FAREWELL_S))
         session.shutdown()
+
+
+def _bid_farewell(longest_s: float, submits_nothing_more: bool = False) -> None:
+    """Wait until the other ranks leave the job, too. `submits_nothing_more`: what needs this rank fails on the others.
+
+    Nothing is waited for where this rank leaves with an exception, or in a job that goes on without the group.
+    """
+    if not _is_ours or elastic_client.is_elastic() or failure.last_words():
+        return
+    with suppress(RingtrainError):  # the job has ended
+        all_leave = submit_barrier("<destroy_process_group>")
+        if submits_nothing_more:
+            submit_barrier("<end>")
+        is_done_by(all_leave, time.monotonic() + longest_s)
 
 
 def rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:

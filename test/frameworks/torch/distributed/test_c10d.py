@@ -986,3 +986,47 @@ def test_an_elastic_job_makes_the_default_group_of_ddp_again_in_the_processes_th
     # Each step takes 2 * 0.25 from the bias, so the lost steps 6 and 7 count once.
     ended = set(re.findall(r"process (\d+) ends with bias -6\.0", done.stdout))
     assert len(began) == 3 and len(went_on) == 2 and went_on < began and ended == went_on, done.stdout + done.stderr
+
+
+_LEAVES = """
+import os, sys, time
+from datetime import timedelta
+
+import torch, torch.distributed as dist
+import ringtrain as hvd, ringtrain.torch.distributed
+
+end, late_s = sys.argv[1], float(sys.argv[2])
+dist.init_process_group("ringtrain", init_method="ringtrain://", timeout=timedelta(seconds=60))
+rank = dist.get_rank()
+if rank < 2:
+    time.sleep(late_s)
+pair = dist.new_group([0, 1])
+if rank == 2:
+    if end == "destroys":
+        dist.destroy_process_group()
+    sys.exit(0)
+values = torch.ones(2)
+for _ in range(3):
+    dist.all_reduce(values, group=pair)
+assert values.tolist() == [8.0, 8.0]
+if end == "is needed":
+    begin = time.monotonic()
+    try:
+        dist.all_reduce(values)
+    except hvd.ShutDownError as error:
+        assert time.monotonic() - begin < 20, "the others were told after a long time"
+        assert "2" in str(error), error
+    else:
+        raise SystemExit("an operation without rank 2 is done")
+os.write(1, f"rank {rank} is done\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("end", "late_s"), [("ends", 1), ("destroys", 1), ("is needed", 0)])
+def test_a_rank_that_leaves_after_the_groups_were_made_waits_until_the_others_have_made_them(end, late_s, tmp_path):
+    script = tmp_path / "leaves.py"
+    script.write_text(_LEAVES)
+    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "3", sys.executable]
+    output = run(ringrun, script, end, late_s)
+    assert "rank 0 is done" in output and "rank 1 is done" in output, output
