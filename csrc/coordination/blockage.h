@@ -35,8 +35,7 @@ class Blockage {
     told_ = 0;
   }
 
-  // `count`, or 0 while no round may tell it. A thread whose Handle has just been finished may still be
-  // about to go on.
+  // `count`, or 0 while no round may tell it. A thread whose Handle has just been finished may still be about to go on.
   uint64_t to_tell(uint64_t count, double now) REQUIRES(turn) {
     if (plans_to_carry_out_ != 0 || now - carried_out_s_ < kQuietBeforeDeadlock_s) return 0;
     if (is_odd(count)) told_ = count;

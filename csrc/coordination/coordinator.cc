@@ -104,7 +104,7 @@ bool Coordinator::take_bits(double deadline) {
   ++rounds_;
   agreed_by_bit_ += common;
   are_all_blocked_ = (flags & kBlocked) && common == 0;
-  round_.closes_lanes = are_all_blocked_ && std::exchange(may_have_lanes_, may_have_lanes_ && !are_all_blocked_);
+  round_.closes_lanes = are_all_blocked_ && std::exchange(may_have_lanes_, false);
   if (round_.closes_lanes) blockage_.forget_told();
   if ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_) {
     plan(words_);
@@ -182,10 +182,6 @@ bool Coordinator::is_always_ready(int slot) const {
   if (!cache_.has(slot)) return false;
   const Operation& operation = cache_.at(slot)->operation;
   if (!membership_.contains(operation.process_set, rank_)) return true;
-  if (is_of_participants(operation.kind)) {
-    const std::vector<int> participants = participants_of(operation);
-    return !std::binary_search(participants.begin(), participants.end(), rank_);
-  }
   return membership_.has_joined(operation.process_set, rank_) && Ledger::can_join(operation);
 }
 

@@ -338,6 +338,7 @@ void Engine::end_world(const std::vector<int>& left) {
   if (Alarm* alarm = fabric_.alarm()) alarm->leave_out(left);
   fabric_.watch().now_doing("the shutdown");
   gpus_.leave();
+  mail_->note_end_of_rounds();
   end_lanes(left);
   for (const int id : sets_.ids())
     if (lane_of(id) == world_lane_) end_set(id, left);

@@ -7,6 +7,7 @@ namespace ringtrain {
 namespace {
 
 constexpr double kShortest_s = 20e-6;  // between two looks at the Network
+constexpr const char* kDoing = "a message between two ranks";
 
 // After how long a message is announced.
 double ask_s(const Options& options) {
@@ -28,7 +29,7 @@ Mail::Mail(const World& world, const Options& options, Owner& owner, TurnMutex& 
       blocked_(blocked),
       watch_of_own_(fabric.watch().for_another_thread()),
       messages_(world, ask_s(options), fabric, inbox) {
-  watch_of_own_.now_doing("a message between two ranks");
+  watch_of_own_.now_doing(kDoing);
 }
 
 bool Mail::has_work() {
@@ -67,11 +68,18 @@ double Mail::go_on(double now) {
 // Nobody waits in the middle of a message whose values are on their way, but somebody has to see that they stand still.
 void Mail::look_after_others() {
   if (trouble_) throw *trouble_;
-  if (!messages_.are_carried()) return watch_.look();
-  const double now = now_s();
+  const double waited_s = this->waited_s(now_s());
+  if (waited_s > 0) return watch_.check(waited_s);
+  watch_.now_doing(kDoing);
+  watch_.look();
+}
+
+// Without what the rounds of the world look after: an end whose other end does not come.
+double Mail::waited_s(double now) {
   const size_t before = std::exchange(carried_so_far_, messages_.carried_so_far());
   if (carried_so_far_ != before) worked_s_ = now;
-  watch_.check(now - worked_s_);
+  if (messages_.are_carried()) return now - worked_s_;
+  return are_rounds_over_ ? now - messages_.waits_since_s(now) : 0;
 }
 
 double Mail::next_deadline() { return messages_.are_carried_by_network() ? now_s() + kShortest_s : kNever; }

@@ -34,6 +34,8 @@ class Mail final : public Workplace {
   double go_on(double now) REQUIRES(turn);
   // As PairMessages::note_failure(). call_done() is due when its Handle has failed.
   void note_failure(const Agreement& agreement) REQUIRES(turn);
+  // No more rounds of the world come, in which an end that waits for long is announced.
+  void note_end_of_rounds() REQUIRES(turn) { are_rounds_over_ = true; }
   // Any thread. This rank submits nothing more, which it has said to the negotiation.
   void end_for_others() {
     is_ending_for_others_ = true;
@@ -51,12 +53,13 @@ class Mail final : public Workplace {
   double take_turn(double deadline, double now) override REQUIRES(turn);
   bool has_work() override REQUIRES(turn);
   // Else the lane of the world does.
-  bool is_looked_after() const override REQUIRES(turn) { return messages_.are_carried(); }
+  bool is_looked_after() const override REQUIRES(turn) { return messages_.are_carried() || are_rounds_over_; }
   bool is_left_with_work() override REQUIRES(turn) { return has_work(); }
   bool is_called_by_others() override { return messages_.is_called_on_node(); }
   double next_deadline() override REQUIRES(turn);
   double pause_s() override REQUIRES(turn);
   void fail(const Error& error) override REQUIRES(turn) { owner_.fail(error); }
+  double waited_s(double now) REQUIRES(turn);
   void fall_asleep(Flag& bell) override REQUIRES(turn);
   void stay_awake() override REQUIRES(turn);
 
@@ -71,6 +74,7 @@ class Mail final : public Workplace {
   std::atomic<bool> is_quiet_{true};  // as it was last seen with the turn
   double worked_s_ GUARDED_BY(turn) = now_s();
   size_t carried_so_far_ GUARDED_BY(turn) = 0;  // as it was last seen
+  bool are_rounds_over_ GUARDED_BY(turn) = false;
 };
 
 }  // namespace ringtrain

@@ -50,6 +50,8 @@ class PairMessages final : public PendingMessages {
   // Whether nothing of this rank is under way, so that nobody waits for what others say.
   bool is_quiet() const { return pending_.empty() && carried_.empty() && !is_asking_ && !(rings_ && rings_->any()); }
   bool are_carried() const { return !carried_.empty(); }
+  // Since when the oldest one waits for its other end; `now` if none does.
+  double waits_since_s(double now) const { return pending_.empty() ? now : pending_.front()->since_s; }
   // Whether the Network carries some, which does not ring.
   bool are_carried_by_network() const;
   // Grows while values of those that are carried are on their way.

@@ -200,6 +200,34 @@ def test_messages_of_a_set_go_on_when_a_rank_outside_has_left():
     hvd.shutdown()
 
 
+def wait_for_a_message_that_never_comes(told):
+    hvd.init(stall_warning_time_s=0.5, stall_shutdown_time_s=2)
+    rank = hvd.rank()
+    pair = hvd.add_process_set([0, 1])
+    if rank == 0:
+        # What meets its other end begins no wait.
+        require_equal(hvd.recv(np.zeros(3), 1, process_set=pair), np.ones(3))
+        with pytest.raises(hvd.StalledError, match="in a message between two ranks for .*tag 5"):
+            hvd.recv(np.zeros(3), 1, tag=5, process_set=pair)
+        told.touch()
+    if rank == 1:
+        time.sleep(1)
+        hvd.send(np.ones(3), 0, process_set=pair)
+        while not told.exists():
+            time.sleep(0.01)
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(3, isolated=True)
+def test_a_message_without_its_other_end_ends_the_wait_when_a_rank_outside_has_left(tmp_path):
+    wait_for_a_message_that_never_comes(tmp_path / "told")
+
+
+@pytest.mark.ranks(3, isolated=True, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+def test_a_message_over_a_network_without_its_other_end_ends_the_wait(tmp_path):
+    wait_for_a_message_that_never_comes(tmp_path / "told")
+
+
 @pytest.mark.ranks(2)
 def test_messages_of_tensors_are_received_in_place():
     rank = hvd.rank()
