@@ -132,7 +132,7 @@ NodeMemory ProcessSets::share_memory(int id, const Placement& placement, Channel
   const auto bytes = [&](int) { return ShmGroup::segment_bytes(memory.geometry); };
   SegmentPlan plan = {"set" + std::to_string(id), bytes};
   // Most groups of many never stream. That of the world does, and goes through the network if there is no memory.
-  if (id != 0) plan.most_reserved = ShmGroup::first_row(memory.geometry);
+  if (id != 0) plan.most_reserved = ShmGroup::reserved_bytes(memory.geometry);
   if (!fabric_.node()) plan.if_it_fails = nullptr;  // that of the node has failed, and said so
   memory.mailboxes = make_segments(world_, placement, plan, channel);
   return memory;

@@ -11,7 +11,8 @@
 namespace ringtrain {
 namespace {
 
-constexpr size_t kSmallBytes = 16 << 10;
+// Of a slot. Groups that have a few numbers at a time, as many of many do, need the first kind only.
+constexpr size_t kTinyBytes = 1 << 10, kSmallBytes = 16 << 10;
 
 char* at(void* data, size_t offset) { return static_cast<char*>(data) + offset; }
 const char* at(const void* data, size_t offset) { return static_cast<const char*>(data) + offset; }
@@ -27,16 +28,21 @@ MailboxGeometry MailboxGeometry::of(int size, size_t largest_mailbox_bytes, int 
   return {size, bytes, depth};
 }
 
-size_t ShmGroup::first_row(const MailboxGeometry& geometry) {
-  return static_cast<size_t>(geometry.size) * (sizeof(Control) + 2 * kSmallBytes);
+size_t ShmGroup::reserved_bytes(const MailboxGeometry& geometry) {
+  return static_cast<size_t>(geometry.size) * (sizeof(Control) + 2 * kTinyBytes);
 }
 
 size_t ShmGroup::segment_bytes(const MailboxGeometry& geometry) {
-  return first_row(geometry) + static_cast<size_t>(geometry.size) * geometry.rows_bytes();
+  return reserved_bytes(geometry) + static_cast<size_t>(geometry.size) * (2 * kSmallBytes + geometry.rows_bytes());
 }
 
 ShmGroup::ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& watch)
-    : Group(rank, memory.geometry.size), memory_(std::move(memory)), tuning_(tuning), watch_(watch) {}
+    : Group(rank, memory.geometry.size),
+      memory_(std::move(memory)),
+      slots_{reserved_bytes(memory_.geometry), 2 * kSmallBytes},
+      rows_{slots_.first + static_cast<size_t>(size()) * slots_.bytes, memory_.geometry.rows_bytes()},
+      tuning_(tuning),
+      watch_(watch) {}
 
 AlgorithmChoices ShmGroup::choices() {
   const char* const options = "shared_memory, mailbox_kb";
@@ -52,21 +58,25 @@ AlgorithmChoices ShmGroup::choices() {
           {"alltoall", 0, pipeline, options}};
 }
 
-char* ShmGroup::small_slot(int rank, uint32_t number) {
+char* ShmGroup::small_slot(int rank, uint32_t number, size_t bytes) {
+  if (bytes > kTinyBytes) return of_rank(slots_, rank) + number % 2 * kSmallBytes;
   char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * sizeof(Control);
-  return first + (2 * static_cast<size_t>(rank) + number % 2) * kSmallBytes;
+  return first + (2 * static_cast<size_t>(rank) + number % 2) * kTinyBytes;
+}
+
+char* ShmGroup::own_slot(uint32_t number, size_t bytes) {
+  if (bytes > kTinyBytes) reserve_own(slots_);
+  return small_slot(rank(), number, bytes);
 }
 
 char* ShmGroup::row(int from, uint32_t chunk) {
   const MailboxGeometry& geometry = memory_.geometry;
-  char* own = memory_.mailboxes.data() + first_row(geometry) + static_cast<size_t>(from) * geometry.rows_bytes();
-  return own + chunk % static_cast<uint32_t>(geometry.depth) * geometry.row_bytes();
+  return of_rank(rows_, from) + chunk % static_cast<uint32_t>(geometry.depth) * geometry.row_bytes();
 }
 
-void ShmGroup::reserve_own_rows() {
-  if (std::exchange(has_rows_, true)) return;
-  const size_t bytes = memory_.geometry.rows_bytes();
-  memory_.mailboxes.reserve(first_row(memory_.geometry) + static_cast<size_t>(rank()) * bytes, bytes);
+void ShmGroup::reserve_own(Part& part) {
+  if (std::exchange(part.is_reserved, true)) return;
+  memory_.mailboxes.reserve(part.first + static_cast<size_t>(rank()) * part.bytes, part.bytes);
 }
 
 char* ShmGroup::mailbox(int from, int to, uint32_t chunk) {
@@ -89,7 +99,7 @@ void ShmGroup::wait_for_all(Flag Control::* stage, uint32_t count) {
 
 template <typename Put, typename Get>
 void ShmGroup::stream(size_t chunks, Put put, Get get) {
-  reserve_own_rows();
+  reserve_own(rows_);
   Control& mine = control(rank());
   const uint32_t first = next_chunk_;
   for (size_t k = 0; k <= chunks; ++k) {
@@ -111,7 +121,7 @@ void ShmGroup::stream(size_t chunks, Put put, Get get) {
 void ShmGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   const PieceLayout layout(pieces, size_of(reduction.dtype));
   if (layout.total() * size_of(reduction.dtype) <= kSmallBytes) return small_allreduce(reduction, pieces);
-  reserve_own_rows();
+  reserve_own(rows_);
   ShmAllreduce(*this, reduction, layout).run();
 }
 
@@ -119,7 +129,8 @@ void ShmGroup::small_allreduce(const Reduction& reduction, const std::vector<Pie
   const PieceLayout layout(pieces, size_of(reduction.dtype));
   const size_t element = size_of(reduction.dtype);
   const uint32_t number = small_number_++;
-  char* mine = small_slot(rank(), number);
+  const size_t bytes = layout.total() * element;
+  char* mine = own_slot(number, bytes);
   PieceLayout::Cursor out, in;
   layout.for_each(out, 0, layout.total(), [&](const char* source, char*, size_t offset, size_t count) {
     copy(mine + offset * element, source, count * element);
@@ -130,7 +141,7 @@ void ShmGroup::small_allreduce(const Reduction& reduction, const std::vector<Pie
   wait_for_all(&Control::small, number + 1);
   std::vector<const void*> sources(static_cast<size_t>(size()));
   layout.for_each(in, 0, layout.total(), [&](const char*, char* destination, size_t offset, size_t count) {
-    for (int peer = 0; peer < size(); ++peer) sources[peer] = small_slot(peer, number) + offset * element;
+    for (int peer = 0; peer < size(); ++peer) sources[peer] = small_slot(peer, number, bytes) + offset * element;
     void* result = destination;
     reduce(reduction, &result, 1, sources.data(), size(), count);
   });
@@ -153,7 +164,8 @@ void ShmGroup::allreduce_registered(const Reduction& reduction, const std::vecto
 
 std::vector<std::vector<char*>> ShmGroup::exchange_places(const Piece* first, size_t count) {
   const uint32_t number = small_number_++;
-  char* mine = small_slot(rank(), number);
+  const size_t bytes = count * sizeof(uint64_t);
+  char* mine = own_slot(number, bytes);
   for (size_t i = 0; i < count; ++i) {
     const std::optional<size_t> offset = memory_.arena->find(first[i].destination, 0);
     if (!offset) throw failure("an array that was agreed to be in shared memory is not");
@@ -166,7 +178,7 @@ std::vector<std::vector<char*>> ShmGroup::exchange_places(const Piece* first, si
   for (int peer = 0; peer < size(); ++peer) {
     for (size_t i = 0; i < count; ++i) {
       uint64_t place;
-      std::memcpy(&place, small_slot(peer, number) + i * sizeof(place), sizeof(place));
+      std::memcpy(&place, small_slot(peer, number, bytes) + i * sizeof(place), sizeof(place));
       places[peer].push_back(memory_.arena->at(memory_.arena_members[peer], place));
     }
   }

@@ -104,10 +104,10 @@ struct NodeMemory {
 
 class ShmGroup final : public Group {
  public:
-  // Of the segment that holds the mailboxes. The rows are at its end, from first_row() on: each rank reserves the
-  // memory of its own before its first operation that needs them, since few of many groups have one.
+  // Of the segment that holds the mailboxes, and of its beginning, which every operation needs. Each rank reserves its
+  // own part of the rest before its first operation that needs it, since few of many groups have one.
   static size_t segment_bytes(const MailboxGeometry& geometry);
-  static size_t first_row(const MailboxGeometry& geometry);
+  static size_t reserved_bytes(const MailboxGeometry& geometry);
   static AlgorithmChoices choices();
 
   // All references and the arena outlive this.
@@ -148,9 +148,20 @@ class ShmGroup final : public Group {
   char* mailbox(int from, int to, uint32_t chunk);
   // All mailboxes of `from` for one chunk as one piece of memory, row_bytes() long, for what everybody reads.
   char* row(int from, uint32_t chunk);
-  char* small_slot(int rank, uint32_t number);
+  // Of a small operation with so many bytes.
+  char* small_slot(int rank, uint32_t number, size_t bytes);
+  char* own_slot(uint32_t number, size_t bytes);
+
+  // Of the segment: memory of each rank, one after the other.
+  struct Part {
+    size_t first, bytes;  // of rank 0
+    bool is_reserved = false;  // this rank's own
+  };
+  char* of_rank(const Part& part, int rank) {
+    return memory_.mailboxes.data() + part.first + static_cast<size_t>(rank) * part.bytes;
+  }
   // Throws failure where /dev/shm is full.
-  void reserve_own_rows();
+  void reserve_own(Part& part);
 
   // A rank for which the stage has not got so far, or -1.
   int who_has_not(Flag Control::* stage, uint32_t count);
@@ -170,7 +181,7 @@ class ShmGroup final : public Group {
   void reduce_own_slice(const Reduction& reduction, const Piece* first, size_t count);
 
   NodeMemory memory_;
-  bool has_rows_ = false;  // this rank's own
+  Part slots_, rows_;
   const Tuning& tuning_;
   Watch& watch_;
   Waiter waiter_;
