@@ -213,6 +213,7 @@ void Engine::look_out() {
     const double longest_s = lookout_.is_shared() ? kLongestOfOnePlace_s : kNever;
     bool has_worked = false, are_more_left = false, are_left_to_callers = true;
     for (Workplace* const place : places) {
+      if (place->is_dormant()) continue;
       const Workplace::Turns turns = place->take_turns(longest_s);
       if (!Lookout::is_here()) return step_down(*place);
       has_worked |= turns == Workplace::Turns::some;
@@ -246,6 +247,7 @@ bool Engine::spin(const Places& places, uint32_t seen) {
 std::optional<double> Engine::lie_down(const Places& places) {
   double pause_s = kLookAround_s;
   for (Workplace* const place : places) {
+    if (place->is_dormant()) continue;
     const std::optional<double> own_s = place->lie_down();
     if (!own_s) return std::nullopt;
     pause_s = std::min(pause_s, *own_s);

@@ -46,6 +46,7 @@ void Lane::answer(const std::string& whereabouts) {
     answer_ = whereabouts;
   }
   has_answer_ = true;
+  rouse();
 }
 
 std::string Lane::take_answer() {
@@ -56,6 +57,7 @@ std::string Lane::take_answer() {
 
 void Lane::leave() {
   is_leaving_.store(true);
+  rouse();
   bell_.ring();
 }
 

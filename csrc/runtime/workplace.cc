@@ -71,8 +71,10 @@ std::optional<double> Workplace::lie_down() {
   if (!has_ended_) {
     fall_asleep(bell_);
     pause_s = this->pause_s();
+    is_dormant_ = callers_work() && !is_looked_after() && next_deadline() == kNever && pause_s == kLookAround_s;
   }
   const bool is_idle = !has_work();  // the lane of the world hears for all lanes, also when it has ended
+  if (!is_idle) is_dormant_ = false;
   end_work();
   const bool is_left_to_caller = waiting_callers_.call_next();
   return is_idle || is_left_to_caller ? std::optional(pause_s) : std::nullopt;
@@ -178,6 +180,7 @@ void Workplace::fall_asleep(Flag& bell) {
 }
 
 void Workplace::stay_awake() {
+  if (is_dormant_) is_dormant_ = false;
   if (wakes_) wakes_->remove_sleeper();
   wakes_ = nullptr;
 }

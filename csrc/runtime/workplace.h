@@ -64,6 +64,8 @@ class Workplace {
   // Whether nothing goes on here that the bell would have to wake a thread for.
   virtual bool is_quiet() const { return false; }
   bool is_called_for();
+  // Whether it lies still since it lay down, so that nothing is to be done here. Cheap: of many places few have work.
+  bool is_dormant() { return is_dormant_ && !has_new() && !is_called_by_others(); }
   // Whether the thread may sleep as far as this place is concerned, and for how long: who rings the bell from now on
   // will wake it. Nothing if there is work, or may be.
   std::optional<double> lie_down();
@@ -104,6 +106,8 @@ class Workplace {
   // The thread is going to sleep on this bell.
   virtual void fall_asleep(Flag& bell) REQUIRES(turn);
   virtual void stay_awake() REQUIRES(turn);
+  // Any thread. There is something to be done that is neither new nor asked for by others; before the bell rings.
+  void rouse() { is_dormant_ = false; }
 
   TurnMutex& turn_;
   PeerWatch& watch_;
@@ -128,6 +132,7 @@ class Workplace {
 
   // Since somebody fell asleep: of many submissions in a row only the first one rings.
   std::atomic<bool> has_rung_for_new_{false};
+  std::atomic<bool> is_dormant_{false};
   Waiter waiter_ GUARDED_BY(turn);
 };
 
