@@ -93,8 +93,19 @@ class Channel {
   virtual std::optional<Gathered> gather_until(double /*deadline*/, const Bytes& mine) { return gather(mine); }
   virtual std::optional<Bytes> broadcast_until(double /*deadline*/, const Bytes& mine) { return broadcast(mine); }
 
-  // Whether somebody has begun the next and_bits. Those that keep deadlines may be asked by any thread.
+  // Whether somebody has begun the next and_bits, or all have come to the exchange that this rank is in. Those that
+  // keep deadlines may be asked by any thread.
   virtual bool is_called() = 0;
+  // A deadline that has passed, for an exchange that others may not have come to: this thread does other work and comes
+  // back. For Channels that keep deadlines.
+  static constexpr double kAtOnce = -std::numeric_limits<double>::infinity();
+  // Whether this rank is in an exchange that others have not come to.
+  virtual bool is_stuck() const { return false; }
+  // Any thread. Whether all others have come, to the next and_bits or the exchange that this rank is in.
+  virtual bool have_others_come() const { return false; }
+  // While it is stuck: has this rank called when all have come, and calls those that have not.
+  virtual void be_called() {}
+  virtual void call_late() {}
 
  private:
   const int rank_;

@@ -15,31 +15,62 @@ char* ShmChannel::begin() {
   return boards_.board(rank(), static_cast<int>(number % 2));
 }
 
+// Of two members that come last at the same time one sees that all have come, and that another one wants to know.
 void ShmChannel::publish() {
-  boards_.posted(rank()).publish(exchanges_.load(std::memory_order_relaxed));
+  const uint32_t number = exchanges_.load(std::memory_order_relaxed);
+  is_in_exchange_.store(true, std::memory_order_relaxed);
+  boards_.posted(rank()).publish(number);
   waits_since_s_ = 0;
+  for (int member = 0; member < size(); ++member)
+    if (boards_.wanted(member).load(std::memory_order_relaxed) == number && have_all_come())
+      doorbells_[static_cast<size_t>(member)]->ring();
 }
 
 const char* ShmChannel::board(int member) {
   return boards_.board(member, static_cast<int>(exchanges_.load(std::memory_order_relaxed) % 2));
 }
 
-bool ShmChannel::have_all_come() {
+bool ShmChannel::have_all_come() const {
   const uint32_t number = exchanges_.load(std::memory_order_relaxed);
   for (int i = 1; i < size(); ++i)
     if (!boards_.posted((rank() + i) % size()).reached(number)) return false;
   return true;
 }
 
+bool ShmChannel::have_come_to_exchange(double deadline) {
+  if (!wait_for_all(deadline)) return false;
+  is_in_exchange_.store(false, std::memory_order_relaxed);
+  return true;
+}
+
 // Ranks that work come by themselves in a moment; only then it is worth waking those that do not.
 bool ShmChannel::wait_for_all(double deadline) {
   constexpr double kPatience_s = 150e-6;
+  if (deadline == kAtOnce) return have_all_come();
   if (waiter_.is_quick([&] { return have_all_come(); }, &watch_)) return true;
   if (wait_patiently_for_all(std::min(deadline, now_s() + kPatience_s))) return true;
+  call_late();
+  return wait_patiently_for_all(deadline);
+}
+
+void ShmChannel::call_late() {
   const uint32_t number = exchanges_.load(std::memory_order_relaxed);
   for (int member = 0; member < size(); ++member)
     if (!boards_.posted(member).reached(number)) doorbells_[static_cast<size_t>(member)]->ring();
-  return wait_patiently_for_all(deadline);
+}
+
+bool ShmChannel::have_others_come() const {
+  if (is_in_exchange_.load(std::memory_order_relaxed)) return have_all_come();
+  const uint32_t next = exchanges_.load(std::memory_order_relaxed) + 1;
+  for (int i = 1; i < size(); ++i)
+    if (!boards_.posted((rank() + i) % size()).reached(next)) return false;
+  return true;
+}
+
+// Followed by another look whether it is stuck.
+void ShmChannel::be_called() {
+  boards_.wanted(rank()).store(exchanges_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 bool ShmChannel::wait_patiently_for_all(double deadline) {
@@ -51,6 +82,7 @@ bool ShmChannel::wait_patiently_for_all(double deadline) {
 }
 
 bool ShmChannel::is_called() {
+  if (is_in_exchange_.load(std::memory_order_relaxed)) return have_all_come();
   const uint32_t next = exchanges_.load(std::memory_order_relaxed) + 1;
   for (int member = 0; member < size(); ++member)
     if (boards_.posted(member).reached(next)) return true;
@@ -61,7 +93,7 @@ void ShmChannel::begin_and(const Words& words) { publish_words(words, 0); }
 
 bool ShmChannel::finish_and(Words& words, double deadline) {
   for (;; publish_words(words, first_word_)) {
-    if (!wait_for_all(deadline)) return false;
+    if (!have_come_to_exchange(deadline)) return false;
     and_with_boards(words, first_word_);
     first_word_ += words_of_board();
     if (first_word_ >= words.size()) break;
@@ -106,7 +138,7 @@ std::optional<std::vector<Bytes>> ShmChannel::exchange(double deadline, const By
     publish_part(mine);
   }
   while (true) {
-    if (!wait_for_all(deadline)) return std::nullopt;
+    if (!have_come_to_exchange(deadline)) return std::nullopt;
     read_parts();
     if (gathering_->sent >= gathering_->longest) break;
     publish_part(mine);

@@ -30,13 +30,18 @@ class ShmChannel final : public Channel {
   std::optional<Bytes> broadcast_until(double deadline, const Bytes& mine) override;
 
   bool is_called() override;
+  bool is_stuck() const override { return is_in_exchange_ && !have_all_come(); }
+  bool have_others_come() const override;
+  void be_called() override;
+  void call_late() override;
 
  private:
   // An exchange: everybody writes on the board that begin() returns, publishes it, and reads the others' once they have
   // come. The boards stay as they are until this rank's next exchange.
   char* begin();
   void publish();
-  bool have_all_come();
+  bool have_all_come() const;
+  bool have_come_to_exchange(double deadline);
   bool wait_for_all(double deadline);
   bool wait_patiently_for_all(double deadline);
   const char* board(int member);
@@ -57,7 +62,8 @@ class ShmChannel final : public Channel {
   SmallValue value_;
   size_t words_before_value_ = 0;       // in the last and_bits; 0: it was too long for one board
   std::atomic<uint32_t> exchanges_{0};  // begun by this rank
-  double waits_since_s_ = 0;            // for the others' part in the last of them; 0: not yet
+  std::atomic<bool> is_in_exchange_{false};
+  double waits_since_s_ = 0;  // for the others' part in the last of them; 0: not yet
 
   // A message in parts, of which the one that begins at `sent` has been published.
   struct Gathering {

@@ -1,7 +1,9 @@
 // Boards in shared memory, on which each member writes what the others read, and a count of what each has put there.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "base/wait.h"
 
@@ -20,7 +22,11 @@ class Boards {
   int size() const { return size_; }
   size_t board_bytes() const { return board_bytes_; }
   // Any thread. Counts what `member` has put on its boards. Written by that member only.
-  Flag& posted(int member) { return reinterpret_cast<Posted*>(memory_)[member].flag; }
+  Flag& posted(int member) { return posted_of(member).flag; }
+  const Flag& posted(int member) const { return posted_of(member).flag; }
+  // Any thread. At which count of all members `member` wants to be called, of which it does not wait here; 0 at first.
+  // Written by that member only.
+  std::atomic<uint32_t>& wanted(int member) { return posted_of(member).wanted; }
   // Two boards each, used in turn. Written by that member only.
   char* board(int member, int parity) {
     return memory_ + static_cast<size_t>(size_) * sizeof(Posted) +
@@ -30,7 +36,9 @@ class Boards {
  private:
   struct Posted {
     alignas(64) Flag flag;
+    std::atomic<uint32_t> wanted;
   };
+  Posted& posted_of(int member) const { return reinterpret_cast<Posted*>(memory_)[member]; }
   static size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
   char* memory_;

@@ -19,12 +19,15 @@ constexpr double kLookAround_s = 0.2;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 // How long the others wait for a lane that always has work.
 constexpr double kLongestOfOnePlace_s = 1e-3;
+// How long the thread on the lookout leaves work to a caller that sees to all lanes.
+constexpr double kStandBack_s = 0.8e-3;
 
 }  // namespace
 
 Engine::Engine(World world, Options options, std::shared_ptr<Resources> resources)
     : world_(std::move(world)),
       options_(std::move(options)),
+      shares_cores_(world_.cores < 2 * world_.ranks_on_own_node()),
       resources_(std::move(resources)),
       inbox_(world_.size() > 1),
       tuning_(tuning_of(options_)),
@@ -40,9 +43,12 @@ Engine::Engine(World world, Options options, std::shared_ptr<Resources> resource
   PeerWatch& watch = fabric_.watch();
   watch.set_pending([this] { return inbox_.pending_text(); });
   watch.set_limits({options_.stall_warning_time_s, options_.stall_shutdown_time_s});
-  watch.set_on_aside([this] { lookout_.hand_over(); });
+  watch.set_on_aside([this] {
+    lookout_.hand_over();
+    if (attention_.end()) fabric_.bell().ring();
+  });
   mail_ = std::make_unique<Mail>(world_, options_, static_cast<Mail::Owner&>(*this), turn_, fabric_, inbox_, blockage_,
-                                 blocked_);
+                                 blocked_, attention_);
   world_lane_ = std::make_shared<Lane>(sets_.open_set(0), shared(), std::move(autotune));
   lanes_ = std::make_shared<const Lanes>(Lanes{world_lane_});
   inbox_.allow(0, world_lane_->arrivals());
@@ -51,9 +57,8 @@ Engine::Engine(World world, Options options, std::shared_ptr<Resources> resource
 }
 
 Lane::Shared Engine::shared() {
-  const bool shares_cores = world_.cores < 2 * world_.ranks_on_own_node();
-  return {*this,     options_, turn_,      inbox_, fabric_, sets_,       gpus_,
-          blockage_, blocked_, residuals_, *mail_, world_,  shares_cores};
+  return {*this,     options_, turn_,      inbox_, fabric_,    sets_,  gpus_,
+          blockage_, blocked_, residuals_, *mail_, attention_, world_, shares_cores_};
 }
 
 Engine::~Engine() { shutdown(); }
@@ -207,6 +212,7 @@ void Engine::look_out() {
   Places places;
   while (!has_ended_) {
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
+    if (shares_cores_ && attention_.any() && world_lane_->callers_work()) Waiter::nap(kStandBack_s);
     const std::shared_ptr<const Lanes> lanes = this->lanes();
     places.assign({mail_.get()});
     for (const auto& lane : *lanes) places.push_back(lane.get());
@@ -257,11 +263,32 @@ std::optional<double> Engine::lie_down(const Places& places) {
 
 // -------------------------------------------------------------------------------------------------- who waits
 
+// The lanes that there were when the wait began: the thread on the lookout sees to others.
+class Engine::OtherLanes final : public Neighbours {
+ public:
+  explicit OtherLanes(std::shared_ptr<const Lanes> lanes) : lanes_(std::move(lanes)) {}
+  bool any() const { return lanes_ && lanes_->size() > 1; }
+  bool need_help(const Workplace& own) override {
+    return std::any_of(lanes_->begin(), lanes_->end(), [&](const auto& lane) { return needs_help(*lane, own); });
+  }
+  void help(const Workplace& own, const Wait& wait) override {
+    for (const auto& lane : *lanes_)
+      if (needs_help(*lane, own)) lane->help(wait);
+  }
+
+ private:
+  static bool needs_help(const Lane& lane, const Workplace& own) { return &lane != &own && lane.needs_help(); }
+
+  const std::shared_ptr<const Lanes> lanes_;
+};
+
 bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted, double give_up_s) {
   if (handle.is_done()) return true;
   if (turn_.is_held_here()) throw failure("what is called when an operation is done must not wait for another one");
   const double begin = now_s();
-  Wait wait{begin + timeout_s, begin + give_up_s, is_interrupted, begin};
+  // A caller that waits for a message sleeps on a bell of its own, so it would not hear.
+  OtherLanes neighbours(lookout_.is_shared() && handle.process_set() != Handle::kMessage ? lanes() : nullptr);
+  Wait wait{begin + timeout_s, begin + give_up_s, is_interrupted, begin, neighbours.any() ? &neighbours : nullptr};
   bool is_done = false;
   do {
     with_place_of(handle, [&](Workplace& place) { is_done = place.wait(handle, wait); });

@@ -93,6 +93,7 @@ class Engine final : private Lane::Owner {
  private:
   // By process set; that of the world is first.
   using Lanes = std::vector<std::shared_ptr<Lane>>;
+  class OtherLanes;
 
   // ---- of the lanes
   void open(int process_set) override REQUIRES(turn);
@@ -140,6 +141,7 @@ class Engine final : private Lane::Owner {
   // Constant after construction.
   const World world_;
   const Options options_;
+  const bool shares_cores_;                     // with other threads of this node's ranks
   const std::shared_ptr<Resources> resources_;  // shared with the Engines before and after this one
 
   // Any thread.
@@ -151,6 +153,7 @@ class Engine final : private Lane::Owner {
   Mutex question_mutex_;
   std::function<void(const std::string&)> ask_ GUARDED_BY(question_mutex_);
   std::atomic<uint64_t> exposed_ns_{0};
+  Attention attention_;
 
   TurnMutex turn_;
   std::unique_lock<TurnMutex> beginning_{turn_};  // until the end of the constructor

@@ -25,7 +25,7 @@ bool is_deadlock(const Round& round) {
 }  // namespace
 
 Lane::Lane(std::shared_ptr<OpenSet> set, const Shared& shared, std::unique_ptr<Autotune> autotune)
-    : Workplace(shared.turn, shared.fabric.bell(), shared.fabric.bell(), set->line->watch),
+    : Workplace(shared.turn, shared.fabric.bell(), shared.fabric.bell(), set->line->watch, shared.attention),
       set_(std::move(set)),
       process_set_(set_->id),
       line_(*set_->line),
@@ -88,7 +88,10 @@ void Lane::let_burst_pass() {
 
 void Lane::look_after_others() {
   if (trouble_) throw *trouble_;
-  watch_.look();
+  if (is_stuck())
+    watch_.check(now_s() - news_.now);
+  else
+    watch_.look();
   shared_.gpus.look();
 }
 

@@ -64,6 +64,7 @@ class Lane final : public Workplace {
     BlockedThreads& blocked;
     Residuals& residuals;
     Mail& mail;
+    Attention& attention;
     const World& world;
     const bool shares_cores;  // with other threads of this node's ranks
   };
@@ -105,6 +106,12 @@ class Lane final : public Workplace {
   bool is_looked_after() const override REQUIRES(turn) { return process_set_ == 0; }  // for all lanes
   double take_turn(double deadline, double now) override REQUIRES(turn);
   bool has_work() override REQUIRES(turn);
+  bool is_stuck() const override REQUIRES(turn) { return coordinator_.is_in_round() && line_.channel->is_stuck(); }
+  void be_called() override REQUIRES(turn) { line_.channel->be_called(); }
+  void call_late() override REQUIRES(turn) {
+    if (is_stuck()) line_.channel->call_late();
+  }
+  bool have_others_come() const override { return !has_ended_ && line_.channel->have_others_come(); }
   bool is_left_with_work() override REQUIRES(turn);
   bool is_called_by_others() override { return !has_ended_ && line_.channel->is_called(); }
   double next_deadline() override REQUIRES(turn) { return coordinator_.next_deadline(); }

@@ -20,8 +20,8 @@ double ask_s(const Options& options) {
 }  // namespace
 
 Mail::Mail(const World& world, const Options& options, Owner& owner, TurnMutex& turn, Fabric& fabric, Inbox& inbox,
-           Blockage& blockage, BlockedThreads& blocked)
-    : Workplace(turn, fabric.bell(), fabric.message_bell(), watch_of_own_),
+           Blockage& blockage, BlockedThreads& blocked, Attention& attention)
+    : Workplace(turn, fabric.bell(), fabric.message_bell(), watch_of_own_, attention),
       owner_(owner),
       fabric_(fabric),
       inbox_(inbox),

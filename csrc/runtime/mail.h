@@ -27,7 +27,7 @@ class Mail final : public Workplace {
 
   // All outlive this.
   Mail(const World& world, const Options& options, Owner& owner, TurnMutex& turn, Fabric& fabric, Inbox& inbox,
-       Blockage& blockage, BlockedThreads& blocked);
+       Blockage& blockage, BlockedThreads& blocked, Attention& attention);
 
   PairMessages& messages() REQUIRES(turn) { return messages_; }
   // Any thread with the turn, also while another one is busy here.

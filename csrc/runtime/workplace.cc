@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "coordination/channel.h"
 #include "kernels/reduce.h"
 
 namespace ringtrain {
 
 bool Workplace::begin_work() NOT_ANALYSED {
   if (!busy_.try_lock()) return false;
+  is_busy_.store(true, std::memory_order_relaxed);
   turn_.lock();
   return true;
 }
@@ -16,6 +18,7 @@ bool Workplace::begin_work() NOT_ANALYSED {
 bool Workplace::gather_and_begin_work() NOT_ANALYSED {
   if (callers_work() && has_new()) gather();
   if (waiting_callers_.any() || !busy_.try_lock()) return false;
+  is_busy_.store(true, std::memory_order_relaxed);
   if (!callers_work() && has_new()) gather();
   turn_.lock();
   return true;
@@ -23,6 +26,7 @@ bool Workplace::gather_and_begin_work() NOT_ANALYSED {
 
 void Workplace::end_work() NOT_ANALYSED {
   turn_.unlock();
+  is_busy_.store(false, std::memory_order_relaxed);
   busy_.unlock();
 }
 
@@ -91,6 +95,7 @@ bool Workplace::wait(Handle& handle, Wait& wait) {
   }
   do {
     if (begin_work() || wait_for_work(handle, wait)) work_until_done(handle, wait);
+    attention_.end();
   } while (!has_waited_enough(handle, wait));
   return handle.is_done();
 }
@@ -118,52 +123,99 @@ bool Workplace::wait_for_work(const Handle& handle, Wait& wait) {
 // awake.
 void Workplace::work_until_done(const Handle& handle, Wait& wait) {
   const KeptDenormals denormals;
-  const auto has_work = [&] {
-    turn.assert_held();
-    return this->has_work();
-  };
-  const auto work_comes = [&] {
-    turn.assert_held();
-    const bool has_come = waiter_.is_quick(has_work, &watch_);
-    wait.now = now_s();
-    return has_come;
-  };
   while (true) {
     stay_awake();
-    watch_.set_interrupt(&wait.is_interrupted);
-    watch_.set_deadline(wait.gives_up_s);
+    begin_wait(wait);
     guarded([&] {
       turn.assert_held();
-      while (!has_waited_enough(handle, wait) && (has_work() || work_comes()))
-        wait.now = take_turn(wait.returns_s, wait.now);
+      work(handle, wait);
     });
-    watch_.set_interrupt(nullptr);
-    watch_.set_deadline(kNever);
-    if (has_waited_enough(handle, wait)) return let_go();
+    end_wait();
+    if (has_waited_enough(handle, wait)) return let_go(false);
+    if (wait.neighbours && wait.neighbours->need_help(*this)) {
+      let_go(true);
+      wait.neighbours->help(*this, wait);
+      wait.now = now_s();
+      if (!begin_work()) return;
+      continue;
+    }
     const uint32_t seen = callers_bell_.value.load(std::memory_order_acquire);
     fall_asleep(callers_bell_);
-    if (has_work()) continue;
+    if (is_stuck()) be_called();
+    if (has_work() && !is_stuck()) continue;
+    call_late();
     keep_bell(handle, wait, seen);
     if (!begin_work()) return;
+    begin_wait(wait);
     guarded([&] {
       turn.assert_held();
       look_after_others();
     });
+    end_wait();
   }
+}
+
+void Workplace::begin_wait(const Wait& wait) {
+  watch_.set_interrupt(&wait.is_interrupted);
+  watch_.set_deadline(wait.gives_up_s);
+}
+
+void Workplace::end_wait() {
+  watch_.set_interrupt(nullptr);
+  watch_.set_deadline(kNever);
+}
+
+// Until it is done or, with neighbours, until it needs others or they need help.
+void Workplace::work(const Handle& handle, Wait& wait) {
+  const double deadline = wait.neighbours ? Channel::kAtOnce : wait.returns_s;
+  while (!has_waited_enough(handle, wait)) {
+    if (wait.neighbours) attention_.begin();
+    const bool has_work = this->has_work() && !is_stuck();
+    if (!has_work && !work_comes(wait)) return;
+    if (!has_work && wait.neighbours && wait.neighbours->need_help(*this)) return;
+    wait.now = take_turn(deadline, wait.now);
+  }
+}
+
+bool Workplace::work_comes(Wait& wait) {
+  const auto has_come = [&] {
+    turn.assert_held();
+    return (has_work() && !is_stuck()) || (wait.neighbours && wait.neighbours->need_help(*this));
+  };
+  const bool is_quick = waiter_.is_quick(has_come, &watch_);
+  wait.now = now_s();
+  return is_quick;
+}
+
+void Workplace::help(const Wait& wait) {
+  if (waiting_callers_.any() || !begin_work()) return;
+  stay_awake();
+  begin_wait(wait);
+  guarded([&] {
+    turn.assert_held();
+    for (double now = wait.now; !has_ended_ && have_others_come() && has_work();)
+      now = take_turn(Channel::kAtOnce, now);
+  });
+  end_wait();
+  let_go(true);
 }
 
 // Sleeps until the bell rings, which it has not since it was `seen`.
 void Workplace::keep_bell(const Handle& handle, Wait& wait, uint32_t seen) {
-  const double end = std::min(wait.returns_s, next_deadline());
+  const double end = is_stuck() ? wait.returns_s : std::min(wait.returns_s, next_deadline());
+  const double longest_s = is_stuck() ? watch_.interval_s(kLookAroundInWait_s) : kLookAroundInWait_s;
   const WaitingCallers::Caller self(waiting_callers_, handle, &callers_bell_);
   end_work();
-  callers_bell_.sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAroundInWait_s));
+  callers_bell_.sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, longest_s));
   wait.now = now_s();
 }
 
-void Workplace::let_go() {
+// A thread that stays attentive hears the bell when others have come to the round that is left, so the thread on the
+// lookout may sleep on.
+void Workplace::let_go(bool stays_attentive) {
   fall_asleep(bell_);
-  const bool is_left_with_work = has_ended_ || this->is_left_with_work();
+  if (stays_attentive && is_stuck()) be_called();
+  const bool is_left_with_work = has_ended_ || (this->is_left_with_work() && !(stays_attentive && is_stuck()));
   end_work();
   if (!waiting_callers_.call_next() && is_left_with_work) bell_.ring();
 }

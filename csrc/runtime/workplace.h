@@ -8,6 +8,11 @@
 // another rank asks for something. But where all ranks share memory, a caller that waits for a Handle while nobody is
 // busy at its place works itself until it has what it waits for: a small operation would otherwise pay for two
 // hand-overs between threads. See waiting_callers.h for what becomes of several.
+//
+// Where there are several lanes, such a caller sees to all of them: it waits for no rank in the middle of a round, but
+// lets go of the place and goes on in a lane whose round needs nothing but this rank. So it never waits for a rank that
+// waits for it elsewhere. Two threads of each rank would only take the cores from each other, so where cores are few
+// the thread on the lookout stands back meanwhile (attention.h).
 #pragma once
 
 #include <atomic>
@@ -21,6 +26,7 @@
 #include "base/thread_annotations.h"
 #include "base/wait.h"
 #include "record/handle.h"
+#include "runtime/attention.h"
 #include "runtime/peer_watch.h"
 #include "runtime/waiting_callers.h"
 
@@ -29,19 +35,32 @@ namespace ringtrain {
 // Whether the waiting caller has to return (a signal has come). Called by the thread that waits.
 using Interrupt = std::function<bool()>;
 
+struct Wait;
+class Workplace;
+
+// The other lanes of an Engine, as a caller sees them that works at `own` place, which it has let go of when it helps.
+class Neighbours {
+ public:
+  virtual ~Neighbours() = default;
+  // Whether a round of one needs nothing but this rank.
+  virtual bool need_help(const Workplace& own) = 0;
+  virtual void help(const Workplace& own, const Wait& wait) = 0;
+};
+
 // A caller that waits for a Handle.
 struct Wait {
   const double returns_s, gives_up_s;
   const Interrupt& is_interrupted;
-  double now;  // when the clock was read last: a look at it takes as long as a small sum
+  double now;                        // when the clock was read last: a look at it takes as long as a small sum
+  Neighbours* neighbours = nullptr;  // null where there are none
 };
 
 class Workplace {
  public:
   // `bell`: on which the thread on the lookout sleeps. `callers_bell`: on which a caller does that has found nothing to
   // do. `watch`: of the thread that works here. All outlive this.
-  Workplace(TurnMutex& turn, Flag& bell, Flag& callers_bell, PeerWatch& watch)
-      : turn_(turn), watch_(watch), bell_(bell), callers_bell_(callers_bell) {}
+  Workplace(TurnMutex& turn, Flag& bell, Flag& callers_bell, PeerWatch& watch, Attention& attention)
+      : turn_(turn), watch_(watch), bell_(bell), callers_bell_(callers_bell), attention_(attention) {}
   virtual ~Workplace() = default;
   Workplace(const Workplace&) = delete;
   Workplace& operator=(const Workplace&) = delete;
@@ -56,6 +75,11 @@ class Workplace {
   virtual bool callers_work() const = 0;
   // Until the Handle is done, its time is over or the work has ended here; whether it is done.
   bool wait(Handle& handle, Wait& wait);
+
+  // Whether nothing is missing here but a thread of this rank.
+  bool needs_help() const { return !is_busy_.load(std::memory_order_relaxed) && have_others_come(); }
+  // By a caller that waits elsewhere: takes turns while that is so.
+  void help(const Wait& wait);
 
   // ---- a thread on the lookout
   enum class Turns { none, some, more_are_left, left_to_caller };
@@ -90,6 +114,13 @@ class Workplace {
   virtual void gather() {}
   // Throws if others are gone, or cannot go on.
   virtual void look_after_others() REQUIRES(turn) = 0;
+  // Any thread. Whether all other ranks have come to a round, where callers work.
+  virtual bool have_others_come() const { return false; }
+  // Whether it can go on only when other ranks come.
+  virtual bool is_stuck() const REQUIRES(turn) { return false; }
+  // While it is stuck: they are to ring when they have come, and those that have not are called.
+  virtual void be_called() REQUIRES(turn) {}
+  virtual void call_late() REQUIRES(turn) {}
   // Whether a thread on the lookout does that here.
   virtual bool is_looked_after() const REQUIRES(turn) = 0;
   // `now`: when the clock was read last. Returns the same.
@@ -112,6 +143,7 @@ class Workplace {
   TurnMutex& turn_;
   PeerWatch& watch_;
   Flag &bell_, &callers_bell_;
+  Attention& attention_;
   std::atomic<bool> has_ended_{false};
   WaitingCallers waiting_callers_;  // where callers work
   Patience patience_;               // elsewhere
@@ -120,13 +152,18 @@ class Workplace {
   Flag* wakes_ GUARDED_BY(turn) = nullptr;  // the bell that wakes a thread for this place
 
   std::mutex busy_;  // before the turn
+  std::atomic<bool> is_busy_{false};
 
  private:
   bool has_waited_enough(const Handle& handle, const Wait& wait) const;
   bool wait_for_work(const Handle& handle, Wait& wait) TRY_ACQUIRE(true, turn);
+  void work(const Handle& handle, Wait& wait) REQUIRES(turn);
+  bool work_comes(Wait& wait) REQUIRES(turn);
   void work_until_done(const Handle& handle, Wait& wait) RELEASE(turn);
   void keep_bell(const Handle& handle, Wait& wait, uint32_t seen) RELEASE(turn);
-  void let_go() RELEASE(turn);
+  void let_go(bool stays_attentive) RELEASE(turn);
+  void begin_wait(const Wait& wait) REQUIRES(turn);
+  void end_wait() REQUIRES(turn);
   template <typename Work>
   void guarded(Work work) REQUIRES(turn);
 

@@ -24,6 +24,7 @@ _NOBODY_LOOKS_AROUND = [
         "kLookAround_s = 1e3, kLookAroundInWait_s = 1e3;",
     ),
     Patch("runtime/engine.cc", "kLookAround_s = 0.2;", "kLookAround_s = 1e3;"),
+    Patch("runtime/peer_watch.cc", "kLongestInterval_s = 0.02;", "kLongestInterval_s = 1e3;"),
 ]
 # By the run that finds them.
 _PLANTED = {
@@ -34,6 +35,23 @@ _PLANTED = {
     "a caller that has what it waited for calls no other one": (
         ["shared", "0"],
         Patch(_WORKPLACE, "if (!waiting_callers_.call_next() && is_left_with_work)", "if (is_left_with_work)"),
+    ),
+    "a caller that others have not come to does not ask to be called": (
+        ["shared", "0"],
+        Patch(_WORKPLACE, "    if (is_stuck()) be_called();\n", ""),
+    ),
+    "who comes last to a round calls nobody": (
+        ["shared", "0"],
+        Patch("coordination/shm_channel.cc", "== number && have_all_come())", "== number && false)"),
+    ),
+    "a caller keeps its place while it helps others": (
+        ["shared", "0"],
+        Patch(
+            _WORKPLACE,
+            "      let_go(true);\n      wait.neighbours->help(*this, wait);\n      wait.now = now_s();\n"
+            "      if (!begin_work()) return;\n",
+            "      wait.neighbours->help(*this, wait);\n      wait.now = now_s();\n",
+        ),
     ),
     "the thread on the lookout does not look for work when it lies down": (
         ["alone"],
