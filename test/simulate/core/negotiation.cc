@@ -1184,7 +1184,8 @@ class World {
     if (operation.kind == OpKind::remove_process_set) remove(self, static_cast<int>(operation.numbers.front()));
     if (!values.empty()) check_values(self, lane, operation, values);
     check_pace(part);
-    if (has_submitted) complete(self, it, std::nullopt);
+    const auto still = self.in_flight.find(key_of(operation));  // all may have ended while a lane was drained
+    if (has_submitted && still != self.in_flight.end()) complete(self, still, std::nullopt);
   }
 
   // Nobody has anything pending there: its ranks wait for all before they remove it.
