@@ -7,6 +7,7 @@
 # make spark  sets up .venv-spark, with Java if there is none, and runs the tests of ringtrain.spark on a real Spark
 # make ray    sets up .venv-ray and runs the tests of ringtrain.ray on a real cluster of Ray
 # make test-trainers  sets up .venv-trainers (Lightning 2, Accelerate, transformers) and runs their trainings beside gloo
+# make newest-torch  sets up .venv-newest-torch (6 GB) and runs the tests of the backend of torch.distributed once more
 # make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
@@ -62,8 +63,8 @@ The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activ
 endef
 export NEXT
 
-.PHONY: demo test quick test-mxnet test-loggers dask spark ray test-trainers oldest-jax ccache browser slurm sge debian \
-	qemu wheels aarch64 lint format docs clean
+.PHONY: demo test quick test-mxnet test-loggers dask spark ray test-trainers newest-torch oldest-jax ccache browser slurm \
+	sge debian qemu wheels aarch64 lint format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
 demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
@@ -100,6 +101,11 @@ ray: .venv-ray/.installed
 # Lightning 2 is beside the Lightning 1.9 of the other tests.
 test-trainers: .venv-trainers/.installed
 	.venv-trainers/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/frameworks/torch/distributed/test_trainers.py)
+
+# MPI is that of the other tests.
+newest-torch: .venv-newest-torch/.installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" LD_LIBRARY_PATH="$(CURDIR)/$(VENV)/lib" .venv-newest-torch/bin/python -m pytest -q \
+	$(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) -m "not slow" test/frameworks/torch/distributed)
 
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
@@ -198,13 +204,17 @@ build/aarch64/.installed: release/emulated.py release/wheels.py pyproject.toml s
 .venv-ray/.installed: PACKAGES := "ray[client,train]"
 .venv-spark/.installed: PACKAGES := pyspark pyarrow pandas
 .venv-trainers/.installed: PACKAGES := "lightning>=2.6,<3" "accelerate>=1.15,<2" "transformers>=5.24,<6"
+.venv-newest-torch/.installed: PACKAGES := --ignore-installed --constraint .ci/newest-torch.txt torch
+.venv-newest-torch/.installed: CONSTRAINTS :=
+CONSTRAINTS := --constraint .ci/constraints.txt
 SITE_PACKAGES = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.venv-loggers/.installed .venv-dask/.installed .venv-spark/.installed .venv-ray/.installed .venv-trainers/.installed: $(VENV)/.installed
+BESIDE := loggers dask spark ray trainers newest-torch
+$(BESIDE:%=.venv-%/.installed): $(VENV)/.installed
 	$(PYTHON) -m venv $(@D)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE_PACKAGES)')')" \
 	> "$$($(@D)/bin/python -c '$(SITE_PACKAGES)')/of_venv.pth"
-	$(@D)/bin/python -m pip install -qq --no-compile --constraint .ci/constraints.txt $(PACKAGES)
+	$(@D)/bin/python -m pip install -qq --no-compile $(CONSTRAINTS) $(PACKAGES)
 	touch $@
 
 $(VENV)/.oldest-jax: $(VENV)/.installed

@@ -10,7 +10,9 @@ docs/torch-distributed.md.
 from __future__ import annotations
 
 import os
+import sys
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -19,7 +21,9 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ringtrain.torch.compiled import keep_out_of_graphs
 from ringtrain.torch.distributed import backward, bucket_memory, builtin_hooks, meeting
-from ringtrain.torch.distributed.group import DEVICES, Options, ProcessGroup as ProcessGroup
+from ringtrain.torch.distributed.backend import DEVICES, HAS_HOOKS, Backend as Backend
+from ringtrain.torch.distributed.group import ProcessGroup as ProcessGroup
+from ringtrain.torch.distributed.reconfigure import ReconfigurableGroup
 from ringtrain.torch.distributed.transfers import AnySource, Transfer
 from ringtrain.torch.distributed.work import Work as Work, keep_for_reducers
 
@@ -27,14 +31,24 @@ _BACKEND = "ringtrain"
 _torch: Any = distributed_c10d  # some of its names are given other values
 _AS_GLOO_VARIABLE = "RINGTRAIN_AS_GLOO"
 
-__all__ = ["ProcessGroup", "Work", "monitored_barrier", "replace_gloo"]
+__all__ = ["Backend", "ProcessGroup", "Work", "monitored_barrier", "replace_gloo"]
 
 
-def _create(options: Any, _: Any = None) -> ProcessGroup:
-    """Called by torch in the ranks of a new group."""
+def _create(options: Any, _: Any = None) -> Any:
+    """Called by torch in the ranks of a new group. Returns a Backend where torch has another one for other devices."""
     store, rank, timeout = options.store, options.group_rank, options.timeout
+    if getattr(options, "enable_reconfigure", False):
+        return ReconfigurableGroup(store, rank, options.group_size, timeout, options.group_id)
     ranks = _ranks_in_job(store, list(options.global_ranks_in_group), rank, options.group_size, timeout)
-    return ProcessGroup(store, ranks, rank, timeout, options.group_id)
+    group: Any = ProcessGroup(store, ranks, rank, timeout, options.group_id)
+    return group.get_backend("cpu") if HAS_HOOKS and _are_devices_divided() else group
+
+
+def _are_devices_divided() -> bool:
+    """Whether torch, which calls _create(), was asked for several backends, as in "cpu:ringtrain,cuda:nccl"."""
+    frame: FrameType | None = sys._getframe(2)
+    config = frame.f_locals.get("backend_config") if frame is not None else None
+    return config is not None and len(set(config.get_device_backend_map().values())) > 1
 
 
 def _ranks_in_job(store: Any, ranks: list[int], rank: int, size: int, timeout: timedelta) -> list[int]:
@@ -88,16 +102,18 @@ class _InPlaceOfGloo(ProcessGroup):
 
     event_prefix = "gloo"
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super(ProcessGroup, self).__init__(rank, size)
-        self.options = Options(timeout)
-        self._given = store, rank, size, timeout
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, enable_reconfigure: bool = False) -> None:
+        if enable_reconfigure:
+            raise ValueError('enable_reconfigure=True: ask for the backend "ringtrain" instead of "gloo"')
+        self._begin(store, list(range(size)), rank, timeout, "")
+        self.options.global_ranks_in_group = []
 
     def _set_sequence_number_for_group(self) -> None:
         """The last that torch calls before it uses the group."""
-        store, rank, size, timeout = self._given
-        ranks = _ranks_in_job(store, list(self.options.global_ranks_in_group), rank, size, timeout)
-        self._open(store, ranks, rank, timeout, self.options.group_name)
+        ranks = list(self.options.global_ranks_in_group)
+        self._name_it(self.options.group_name)
+        ranks = _ranks_in_job(self._store, ranks, self._rank, self._size, self.options._timeout)
+        self._open(self._store, ranks, self._rank)
 
 
 def replace_gloo() -> None:

@@ -23,6 +23,7 @@ from ringtrain.arrays.adapter import View
 from ringtrain.arrays.torch import coalesced, require_indices, sum_sparse
 from ringtrain.errors import ShutDownError, StalledError
 from ringtrain.torch.distributed import meeting
+from ringtrain.torch.distributed.backend import DEVICES, Hookable
 from ringtrain.torch.distributed.buckets import Buckets, is_called_by_backward
 from ringtrain.torch.distributed.monitoring import missing_at
 from ringtrain.torch.distributed.naming import Call, Names
@@ -57,7 +58,6 @@ from ringtrain.torch.distributed.work import Work, shown_in_profiles, submitted
 # Its methods have other forms from version to version.
 _OfTorch: Any = dist.ProcessGroup
 _AllreduceOptions = dist.AllreduceOptions
-DEVICES = ["cpu", "cuda"] if torch.version.cuda is not None else ["cpu"]
 _NO_TIMEOUT = _AllreduceOptions().timeout  # of options that have none
 _all_reduce_code = inspect.unwrap(dist.all_reduce).__code__
 # Functions of torch that wait for what isend() and irecv() return.
@@ -93,7 +93,7 @@ class Options:
         self.backend = "ringtrain"
 
 
-class ProcessGroup(_OfTorch):  # type: ignore[misc]
+class ProcessGroup(Hookable, _OfTorch):  # type: ignore[misc]
     """A group that `torch.distributed.init_process_group("ringtrain")` or `new_group()` makes.
 
     Its operations may be called by name, too, as those of any ProcessGroup: `group.allreduce([tensor]).wait()`. Each
@@ -115,26 +115,36 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
     event_prefix = "ringtrain"  # of the names that torch.profiler shows
 
     def __init__(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
+        self._begin(store, ranks, rank, timeout, name)
+        self._open(store, ranks, rank)
+
+    def _begin(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
+        """Makes the group, which has no process set yet."""
         super().__init__(rank, len(ranks))
         self.options = Options(timeout)
         self.options.global_ranks_in_group, self.options.group_name = ranks, name
-        self._open(store, ranks, rank, timeout, name)
-
-    def _open(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
         self._store, self._ranks, self._rank, self._size = store, ranks, rank, len(ranks)
         self._timeout_s = seconds_of(timeout)
-        self._set = meeting.open_set(ranks, timeout)
-        self._job = meeting.current_job()
-        self._names = Names(self._set)
-        self._title = f'group "{name}"'  # of messages
-        self._buckets = Buckets()
+        self._name_it(name)
         self._lock = threading.RLock()  # names and submissions are in one order
-        self._is_open = True
-        self._group_name, self._group_desc = name, ""
-        self._transfers = Transfers(self._set, ranks, ranks[rank])
-        self._barriers = 0
+        self._set, self._job, self._is_open = 0, 0, False
+        self._buckets = Buckets()
         self._coalesced: list[Work] | None = None
         self._settling_alone: weakref.WeakSet[Work] = weakref.WeakSet()
+        self._barriers = 0
+
+    def _name_it(self, name: str) -> None:
+        self._group_name, self._group_desc = name, ""
+        self._title = f'group "{name}"'  # of messages
+
+    def _open(self, store: Any, ranks: list[int], rank: int) -> None:
+        self._store, self._ranks, self._rank, self._size = store, ranks, rank, len(ranks)
+        self._set = meeting.open_set(ranks, timedelta(seconds=self._timeout_s))
+        self._job = meeting.current_job()
+        self._names = Names(self._set)
+        self._buckets = Buckets()
+        self._transfers = Transfers(self._set, ranks, ranks[rank])
+        self._is_open = True
         meeting.note_opened()
 
     # ------------------------------------------------------------------------------------- what torch asks of a group
@@ -209,16 +219,18 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         """Calls are counted from the beginning."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._names.calls
+        return self._names.calls if self._is_open else 0
 
     def shutdown(self) -> None:
         """No operation can be called any more. With its last group a job that began with torch's ends, too."""
         if self._is_open:
             self._is_open = False
+            self._forget_hooks()
             meeting.note_closed(self._job, self._set, self._ranks, self._timeout_s)
 
     def abort(self) -> None:
-        """As shutdown()."""
+        """As shutdown(), after the hooks for that."""
+        self._call_abort_hooks()
         self.shutdown()
 
     # --------------------------------------------------------------------------------------------------- submitting

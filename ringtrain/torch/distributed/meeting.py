@@ -69,11 +69,37 @@ def join_world(store: Any, rank: int, size: int, timeout: timedelta) -> None:
         return
     if _is_launched_as(rank, size):
         _init(timeout)
+        _begin_job(is_ours=True)
     else:
-        exchange = functools.partial(_exchange, store, rank, size, timeout, itertools.count(), _generation(store, size))
-        with network.met_by(network.Exchanged(rank, size, exchange)):
-            _init(timeout)
+        join_by_store(store, rank, size, timeout)
+
+
+def join_by_store(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Join the job of these ranks, which meet in the store, whatever has started them. All of them call it together.
+
+    Raises:
+        StalledError: not all ranks came within the timeout.
+    """
+    exchange = functools.partial(_exchange, store, rank, size, timeout, itertools.count(), _generation(store, size))
+    with network.met_by(network.Exchanged(rank, size, exchange)):
+        _init(timeout)
     _begin_job(is_ours=True)
+
+
+def leave() -> None:
+    """Leave the job at once, if this process is in one. All that is pending fails, also what other ranks wait for."""
+    global _open_groups
+    with _lock:
+        _open_groups = 0  # so nobody is waited for
+    session.shutdown()
+
+
+def require_own_job() -> None:
+    """Raises ValueError where the script has joined the job, by hvd.init(), and not torch."""
+    if _core.is_initialized() and not _is_ours:
+        raise ValueError(
+            "reconfigure: the script has joined the job with hvd.init(); leave it out, or call hvd.shutdown()"
+        )
 
 
 def _init(timeout: timedelta) -> None:
@@ -85,10 +111,11 @@ def _init(timeout: timedelta) -> None:
 
 
 def _begin_job(is_ours: bool) -> None:
-    global _is_world_used, _is_ours, _job
+    global _is_world_used, _is_ours, _job, _open_groups
     _is_world_used = False
     _is_ours = is_ours
     _job = next(_jobs)
+    _open_groups = 0
 
 
 def _end_job() -> None:
@@ -178,10 +205,12 @@ def note_closed(job: int, number: int, ranks: list[int], timeout_s: float) -> No
     if number != _WORLD and job == current_job():
         with suppress(RingtrainError):  # the job has ended
             close_among(number, ranks)
+    if job != current_job():
+        return
     with _lock:
         _open_groups -= 1
         is_last = _open_groups == 0
-    if is_last and _is_ours and job == current_job() and not elastic_client.is_elastic():
+    if is_last and _is_ours and not elastic_client.is_elastic():
         _bid_farewell(min(timeout_s, _LONGEST_FAREWELL_S))
         session.shutdown()
 

@@ -1,0 +1,217 @@
+"""A group as torch 2.14 and newer see it: hooks around its operations, and a Backend for each device.
+
+torch's own groups pass each operation by the hooks to the Backend of the tensors' device, in C++, which takes longer
+than a small all_reduce does. So a group of ringtrain is called directly, as in older versions, until something hooks
+itself in: from then on its operations go that way, by a group of torch's with the same Backend.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+# Whether groups of this torch have hooks, and Backends may be classes of Python.
+HAS_HOOKS = hasattr(c10d, "PreHookArgs")
+
+_OPERATIONS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "broadcast",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "allgather",
+    "allgather_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "gather",
+    "scatter",
+    "alltoall",
+    "all_to_all_single",
+    "barrier",
+    "send",
+    "recv",
+    "recv_anysource",
+)
+_Base: Any = c10d.Backend if HAS_HOOKS else object
+
+
+DEVICES = ["cpu", "cuda"] if torch.version.cuda is not None else ["cpu"]
+
+
+class Backend(_Base):  # type: ignore[misc]
+    """The operations of a group as torch calls them for tensors of one device, when it has called the hooks."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__(group.rank(), group.size())
+        self._group = group
+        self._operations = type(group)  # also while the group has hooks
+
+    supports_coalescing = False
+    supports_splitting = False
+    supports_time_estimate = False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return bool(self._group.supports_reconfigure)
+
+    def rank(self) -> int:
+        return int(self._group.rank())
+
+    def size(self) -> int:
+        return int(self._group.size())
+
+    def getBackendName(self) -> str:
+        return str(self._group.getBackendName())
+
+    @property
+    def options(self) -> Any:
+        return self._group.options
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
+        self._group.monitored_barrier(opts.timeout, wait_all_ranks)
+
+    def shutdown(self) -> None:
+        self._group.shutdown()
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def get_error(self) -> Any:
+        return self._group.get_error()
+
+    def get_reconfigure_handle(self) -> str:
+        return str(self._group.get_reconfigure_handle())
+
+    def reconfigure(self, opts: Any) -> Any:
+        return self._group.reconfigure(opts)
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        self._group.register_abort_hook(hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        self._group.unregister_abort_hook(hook_id)
+
+
+class Hookable:
+    """Methods that groups have from torch 2.14 on."""
+
+    if HAS_HOOKS:
+        supports_reconfigure = False
+
+        def get_error(self) -> Any:
+            """Returns torch's ErrorType of the group: an abort() is none."""
+            return c10d.ErrorType.SUCCESS
+
+        def get_reconfigure_handle(self) -> str:
+            """Refused: see ReconfigurableGroup."""
+            raise RuntimeError("this group keeps its ranks: give enable_reconfigure=True to init_process_group()")
+
+        def reconfigure(self, opts: Any) -> Any:
+            """Refused: see ReconfigurableGroup."""
+            raise RuntimeError("this group keeps its ranks: give enable_reconfigure=True to init_process_group()")
+
+        @functools.cached_property
+        def _backend(self) -> Backend:
+            return Backend(self)
+
+        @functools.cached_property
+        def _hooked(self) -> Any:
+            """A group of torch's, which calls hooks and then the Backend."""
+            group: Any = self
+            kind = dist.ProcessGroup.BackendType.CUSTOM
+            hooked: Any = dist.ProcessGroup(group.get_group_store(), group.rank(), group.size())
+            for device in DEVICES:
+                hooked._register_backend(torch.device(device), kind, group._backend)
+            hooked._set_default_backend(kind)
+            hooked._set_group_name(group.group_name)
+            hooked._set_group_desc(group.group_desc)
+            return hooked
+
+        def get_backend(self, device: torch.device) -> Backend:
+            if torch.device(device).type not in DEVICES:
+                raise RuntimeError(f"ringtrain's groups are for tensors on {' and '.join(DEVICES)}, not on {device}")
+            return self._backend
+
+        def with_hooks(self) -> Any:
+            """Returns the group of torch's that has the hooks of this one, by which all operations go from now on."""
+            hooked = self._hooked
+            kind: Any = self._backend._operations
+            self.__class__ = _with_hooks(kind)
+            return hooked
+
+        def _forget_hooks(self) -> None:
+            """The group has ended: what it and its Backend keep of each other goes."""
+            self.__class__ = self.__dict__.pop("_backend")._operations if "_backend" in self.__dict__ else type(self)
+            self.__dict__.pop("_hooked", None)
+
+        def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+            """Has the hook called before each operation, with torch's PreHookArgs."""
+            self.with_hooks().register_pre_hook(hook_id, hook)
+
+        def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+            """Has the hook called after each operation has begun, with torch's PostHookArgs."""
+            self.with_hooks().register_post_hook(hook_id, hook)
+
+        def unregister_pre_hook(self, hook_id: int) -> None:
+            self._hooked.unregister_pre_hook(hook_id)
+
+        def unregister_post_hook(self, hook_id: int) -> None:
+            self._hooked.unregister_post_hook(hook_id)
+
+        @functools.cached_property
+        def _abort_hooks(self) -> dict[int, Callable[[], None]]:
+            return {}
+
+        def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+            """Has the hook called when the group is aborted, before that."""
+            self._abort_hooks[hook_id] = hook
+
+        def unregister_abort_hook(self, hook_id: int) -> None:
+            self._abort_hooks.pop(hook_id, None)
+
+        def _call_abort_hooks(self) -> None:
+            for hook in list(self._abort_hooks.values()):
+                hook()
+
+    else:
+
+        def _call_abort_hooks(self) -> None:
+            """There are none."""
+
+        def _forget_hooks(self) -> None:
+            """There are none."""
+
+
+def _of_group(name: str) -> Callable[..., Any]:
+    def call(backend: Backend, *given: Any, **named: Any) -> Any:
+        return getattr(backend._operations, name)(backend._group, *given, **named)
+
+    return call
+
+
+def _by_hooks(name: str) -> Callable[..., Any]:
+    def call(group: Any, *given: Any, **named: Any) -> Any:
+        return getattr(group._hooked, name)(*given, **named)
+
+    return call
+
+
+for _name in _OPERATIONS:
+    setattr(Backend, _name, _of_group(_name))
+
+
+@functools.cache
+def _with_hooks(kind: Any) -> Any:
+    """Returns the class that a group of this class takes when it gets a hook."""
+    return type(kind.__name__, (kind,), {name: _by_hooks(name) for name in _OPERATIONS})
