@@ -280,18 +280,22 @@ def test_messages_whose_other_ends_do_not_come():
     after, before = (rank + 1) % size, (rank - 1) % size
     for length in (3, 100_000):
         sent, received = np.full(length, rank), np.zeros(length, int)
-        way = f"message {1 if length == 3 else 3} from rank {rank} to {after}, tag 0"
-        deadlocks(lambda values=sent: hvd.send(values, after), f'rank {rank} for transfer "{way}" (at ')
-        deadlocks(lambda values=received: hvd.recv(values, before), "test_deadlock.py:")
-        handle = hvd.send_async(sent, after)
-        assert (hvd.recv(received, before) == before).all()
+        tag = 1000 + length  # of no other test: messages are numbered by tag as long as the job lasts
+        way = f"message 1 from rank {rank} to {after}, tag {tag}"
+        deadlocks(
+            lambda values=sent, tag=tag: hvd.send(values, after, tag=tag), f'rank {rank} for transfer "{way}" (at '
+        )
+        deadlocks(lambda values=received, tag=tag: hvd.recv(values, before, tag=tag), "test_deadlock.py:")
+        handle = hvd.send_async(sent, after, tag=tag)
+        assert (hvd.recv(received, before, tag=tag) == before).all()
         hvd.synchronize(handle)
 
 
 @pytest.mark.ranks(3)
 def test_messages_and_operations_that_wait_for_each_other():
     if hvd.rank() == 0:
-        deadlocks(lambda: hvd.recv(np.zeros(2), 1), 'rank 0 for transfer "message 1 from rank 1 to 0, tag 0" (at ')
+        way = "message 1 from rank 1 to 0, tag 1001"
+        deadlocks(lambda: hvd.recv(np.zeros(2), 1, tag=1001), f'rank 0 for transfer "{way}" (at ')
         assert hvd.recv(np.zeros(2), 1, tag=3).tolist() == [1, 1]
     else:
         deadlocks(lambda: together("of all"), 'ranks 1-2 for allreduce "of all"')
