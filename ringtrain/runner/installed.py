@@ -52,13 +52,28 @@ def offer_torch_backend() -> None:
 
         def __new__(cls, *given: Any, **named: Any) -> Any:
             importlib.import_module(_BACKEND)
-            return c10d.ProcessGroupGloo(*given, **named)
+            there = c10d.ProcessGroupGloo
+            return (of_torch if there is cls else there)(*given, **named)
 
     dist.Backend.register_backend("ringtrain", create, extended_api=True, devices=["cpu"])
     sys.modules["torch.distributed.rendezvous"].register_rendezvous_handler("ringtrain", rendezvous)
     c10d = dist.distributed_c10d
-    if os.environ.get("RINGTRAIN_AS_GLOO", "0") not in ("", "0"):
-        c10d.ProcessGroupGloo = Gloo
+    if is_gloo_replaced():
+        of_torch, c10d.ProcessGroupGloo = c10d.ProcessGroupGloo, Gloo
+
+
+def is_gloo_replaced() -> bool:
+    """Whether torch makes groups of ringtrain where a program asks for gloo."""
+    return os.environ.get("RINGTRAIN_AS_GLOO", "0") not in ("", "0") and "gloo" not in patches_left_out()
+
+
+# names of ringtrain.torch.distributed.patches
+WITHOUT_VARIABLE = "RINGTRAIN_TORCH_WITHOUT"
+
+
+def patches_left_out() -> set[str]:
+    """Returns the patches of PyTorch that the user leaves out, by name."""
+    return {name.strip() for name in os.environ.get(WITHOUT_VARIABLE, "").split(",") if name.strip()}
 
 
 def _is_same(one: str, other: str) -> bool:

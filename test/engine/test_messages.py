@@ -207,7 +207,7 @@ def wait_for_a_message_that_never_comes(told):
     if rank == 0:
         # A message that has met its other end does not count.
         require_equal(hvd.recv(np.zeros(3), 1, process_set=pair), np.ones(3))
-        with pytest.raises(hvd.StalledError, match="in a message between two ranks for .*tag 5"):
+        with pytest.raises(hvd.StalledError, match=r"in a message between two ranks for .*tag 5"):
             hvd.recv(np.zeros(3), 1, tag=5, process_set=pair)
         told.touch()
     if rank == 1:

@@ -44,6 +44,8 @@ PYTHON_FLOORS = (
     # These stand where users stand.
     {"bench", "launch", "run", "__main__"},
 )
+# The same within a package of ringtrain: its `__init__.py` may see all of it.
+PYTHON_ROOMS = {"ringtrain.torch.distributed": ({"patches"}, {"__init__"})}
 # A name of `ringtrain` that is no module of it is one of its face.
 _FACE = "__init__"
 
@@ -127,12 +129,15 @@ def _check_own(file: PurePosixPath, own: int, header: str) -> str | None:
 
 def _check_room(folder: str, file: str, header: str) -> str | None:
     """The same inside a folder, of a file and a header in it."""
-    floors = CPP_ROOMS.get(folder, ())
     own, target = (re.split(r"[/.]", name)[0] for name in (file, header.split("/", 1)[1]))
-    own_floor, floor = _floor(own, floors), _floor(target, floors)
-    if floor is None or own == target or (own_floor is not None and own_floor > floor):
+    if _may_see(own, target, CPP_ROOMS.get(folder, ())):
         return None
     return f'{folder}/{own} includes "{header}", which is no lower floor of {folder}/'
+
+
+def _may_see(own: str, target: str, floors: tuple[set[str], ...]) -> bool:
+    own_floor, floor = _floor(own, floors), _floor(target, floors)
+    return floor is None or own == target or (own_floor is not None and own_floor > floor)
 
 
 def _check_python(file: PurePosixPath, text: str) -> _Broken:
@@ -144,7 +149,7 @@ def _check_python(file: PurePosixPath, text: str) -> _Broken:
     for number, module in _imports(file, ast.parse(text)):
         message = _check_framework(file, module)
         if module.split(".")[0] == "ringtrain":
-            message = _check_import(part, own, module)
+            message = _check_import(part, own, module) or _check_python_room(file, module)
         if message:
             yield number, message
 
@@ -197,6 +202,20 @@ def _check_import(part: str, own: int, module: str) -> str | None:
     return f"{part} imports {module}, which is {'a higher floor' if floor > own else 'beside it on the same floor'}"
 
 
+def _check_python_room(file: PurePosixPath, module: str) -> str | None:
+    """The same inside a package that has rooms, of a file and a module in it."""
+    own = [*file.parts[:-1], file.stem]
+    for package, floors in PYTHON_ROOMS.items():
+        path = package.split(".")
+        target = module.split(".")
+        if own[: len(path)] != path or target[: len(path)] != path:
+            continue
+        room = target[len(path)] if len(target) > len(path) else "__init__"
+        if not _may_see(own[len(path)], room, floors):
+            return f"{own[len(path)]} imports {module}, which is no lower floor of {package}"
+    return None
+
+
 def _imports(file: PurePosixPath, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and absolute name of all that is imported anywhere in a module, functions and importlib included."""
     for node in ast.walk(tree):
@@ -206,7 +225,8 @@ def _imports(file: PurePosixPath, tree: ast.Module) -> Iterator[tuple[int, str]]
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(file, node)
             # from ringtrain import ops, objects
-            names = [f"{base}.{alias.name}" for alias in node.names] if base == "ringtrain" else [base]
+            has_rooms = base in ("ringtrain", *PYTHON_ROOMS)
+            names = [f"{base}.{alias.name}" for alias in node.names] if has_rooms else [base]
             for name in names:
                 yield node.lineno, name
         elif isinstance(node, ast.Call) and _is_import_call(node.func):

@@ -52,6 +52,9 @@ ALLOWED = {
     "ringtrain/bench/peers/gloo.py": "import torch\nfrom ringtrain.bench.ranks import Job\n",
     "ringtrain/bench/torch_training.py": "import torch\nimport ringtrain as hvd\nfrom ringtrain import rank\n",
     "ringtrain/horovod/common/__init__.py": "import horovod\nfrom ringtrain import elastic, job\n",
+    "ringtrain/torch/distributed/__init__.py": "from ringtrain.torch.distributed import meeting, patches\n",
+    "ringtrain/torch/distributed/patches/__init__.py": "from ringtrain.torch.distributed.patches import gloo\n",
+    "ringtrain/torch/distributed/patches/gloo.py": "from ringtrain.torch.distributed import meeting\n",
     "ringtrain/options/table.py": "\n" * floors.MAX_LINES,
 }
 
@@ -90,6 +93,14 @@ FORBIDDEN = [
     ("ringtrain/ops.py", "def f():\n    from torch.nn import Module\n", 2, "torch.nn is imported outside"),
     ("ringtrain/arrays/torch.py", "import cupy\n", 1, "cupy is imported outside"),
     ("ringtrain/torch/ops.py", "from ringtrain import horovod\n", 1, "torch imports ringtrain.horovod"),
+    (
+        "ringtrain/torch/distributed/work.py",
+        "from ringtrain.torch.distributed import backward, patches\n",
+        1,
+        "work imports ringtrain.torch.distributed.patches, which is no lower floor of ringtrain.torch.distributed",
+    ),
+    ("ringtrain/torch/distributed/work.py", "from .patches.gloo import replace_gloo\n", 1, "no lower floor"),
+    ("ringtrain/torch/distributed/patches/gloo.py", "import ringtrain.torch.distributed\n", 1, "no lower floor"),
     ("ringtrain/bench/a.py", "m = __import__('jax')\n", 1, "jax is imported outside"),
 ]
 

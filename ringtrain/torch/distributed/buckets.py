@@ -18,7 +18,8 @@ import torch.autograd.graph
 from torch.nn.parallel import DistributedDataParallel
 
 _MOST_LOOKS = 8  # until torch has noted the parameters, which it does in the second step at the latest, or never
-_engine_code = torch.autograd.graph._engine_run_backward.__code__
+# Of the function that the patch error_classes replaces. Older versions than 2.3 do not have it.
+_engine_code = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 _constructor_code = DistributedDataParallel.__init__.__code__
 # Modules of which torch may note the parameters of each bucket, and how often that was looked at.
 _unknown: weakref.WeakKeyDictionary[DistributedDataParallel, int] = weakref.WeakKeyDictionary()
@@ -36,15 +37,18 @@ class _Parameters:
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.numbers: Iterator[int] = itertools.count()  # of buckets in this backward()
+        self.numbers: Iterator[int] = iter(())  # of buckets in this backward()
 
 
 _of_thread = _OfThread()
-_of_engine: Iterator[int] = itertools.count()  # of the last backward(), in threads that torch's engine has for GPUs
+_of_engine: Iterator[int] = iter(())  # of the last backward(), in threads that torch's engine has for GPUs
 
 
 def begin_backward() -> None:
-    """Called by each backward() of this thread. Not later, when torch holds a lock that its notes need."""
+    """Called by each backward() of this thread, by the patch error_classes.
+
+    Not later, when torch holds a lock that its notes need.
+    """
     global _of_engine
     _of_thread.numbers = _of_engine = itertools.count()
     for module in list(_unknown):
@@ -83,7 +87,9 @@ class Buckets:
         """Returns what to add to the title of an all_reduce that backward() has called. frame: of its caller."""
         if not tensor.is_floating_point() and not tensor.is_complex():
             return ""  # which parameters were used
-        number = next(_of_engine if frame is None else _of_thread.numbers)
+        number = next(_of_engine if frame is None else _of_thread.numbers, None)
+        if number is None:  # nothing has told of this backward()
+            return ""
         text = f", bucket {number} of DistributedDataParallel"
         for module in self._modules:
             buckets = _known.get(module, [])

@@ -86,6 +86,21 @@ def join_by_store(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     _begin_job(is_ours=True)
 
 
+def ranks_in_job(store: Any, ranks: list[int], rank: int, size: int, timeout: timedelta) -> list[int]:
+    """Returns the ranks of a new group, none for the default one, once the job has been joined."""
+    if not ranks:
+        join_world(store, rank, size, timeout)
+        return list(range(size))
+    if not current_job():
+        if len(ranks) != dist.get_world_size():
+            raise ValueError(
+                f"new_group: the ranks {ranks} are some of torch's default group, which is none of ringtrain's; call "
+                'init_process_group("ringtrain"), or make a ringtrain group of all ranks first'
+            )
+        join_world(store, rank, size, timeout)
+    return ranks
+
+
 def leave() -> None:
     """Leave the job at once, if this process is in one. All that is pending fails, also what other ranks wait for."""
     global _open_groups

@@ -14,7 +14,6 @@ import math
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
@@ -386,26 +385,6 @@ class Work(dist.Work):
         if self._arrays is not None:
             for handle in self._handles:
                 keep_until_free(handle, self._arrays)
-
-
-_of_reducers: weakref.WeakKeyDictionary[Any, dist.Work] = weakref.WeakKeyDictionary()  # the last one of each
-
-
-def keep_for_reducers() -> None:
-    """Replaces the method by which DistributedDataParallel gives its reducer a Work, so that Python keeps the Work.
-
-    join(divide_by_initial_world_size=False) gives one that the reducer waits for during backward(). C++ alone does not
-    keep a class of Python, and would wait for ever.
-    """
-    kind: Any = dist.Reducer
-    give = kind._set_forward_pass_work_handle
-
-    @functools.wraps(give)
-    def give_and_keep(reducer: Any, work: dist.Work, *options: Any, **named: Any) -> None:
-        _of_reducers[reducer] = work
-        give(reducer, work, *options, **named)
-
-    kind._set_forward_pass_work_handle = give_and_keep
 
 
 def complete(work: Work) -> None:

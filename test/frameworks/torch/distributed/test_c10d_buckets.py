@@ -60,17 +60,17 @@ def test_a_group_of_some_ranks_and_unused_parameters_share_their_buckets_too():
 
 @pytest.mark.ranks(2)
 def test_buckets_are_elsewhere_where_a_rank_has_too_little_room():
-    from ringtrain.torch.distributed import bucket_memory
+    from ringtrain.torch.distributed.patches import shared_buckets
 
-    has_room = bucket_memory._has_room
+    has_room = shared_buckets._has_room
     try:
         with default_group() as rank:
             if rank == 1:
-                bucket_memory._has_room = lambda bytes_: False
+                shared_buckets._has_room = lambda bytes_: False
             trained(torch.float32, 4)
             assert was_in_place() == (rank == 0)  # as each rank submits it; the plan copies on both
     finally:
-        bucket_memory._has_room = has_room
+        shared_buckets._has_room = has_room
 
 
 @pytest.mark.ranks(4, hosts=(2, 2), timeout=120)
@@ -82,12 +82,12 @@ def test_buckets_of_ranks_on_several_hosts_are_reduced_as_before():
 
 @pytest.mark.ranks(1)
 def test_half_of_the_file_system_is_left_for_others():
-    from ringtrain.torch.distributed import bucket_memory
+    from ringtrain.torch.distributed.patches import shared_buckets
 
     room = os.statvfs("/dev/shm")
     free, all_of_it = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    assert bucket_memory._has_room(1 << 10) == (free - all_of_it // 2 >= 1 << 10)
-    assert not bucket_memory._has_room(free - all_of_it // 2 + (64 << 20))
+    assert shared_buckets._has_room(1 << 10) == (free - all_of_it // 2 >= 1 << 10)
+    assert not shared_buckets._has_room(free - all_of_it // 2 + (64 << 20))
 
 
 @pytest.mark.ranks(2, initialised=False, isolated=True)

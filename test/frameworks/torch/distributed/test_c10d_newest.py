@@ -13,7 +13,7 @@ if version_of("torch") < (2, 14):
     pytest.skip("this PyTorch has no hooks: `make newest-torch` runs these with one that has", allow_module_level=True)
 
 _BEGIN = """
-import os, signal, sys
+import json, os, signal, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
 import ringtrain as hvd, ringtrain.torch.distributed
@@ -47,12 +47,18 @@ def require_sum():
 """
 
 
-def run(script, size, folder, codes=None):
+def run(script, size, folder, codes=None, **variables):
     """Plain processes with the variables of torchrun."""
     ranks = []
     for rank in range(size):
         place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-        environment = {**os.environ, **place, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
+        environment = {
+            **os.environ,
+            **place,
+            **variables,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "PYTHONWARNINGS": "ignore",
+        }
         command = [sys.executable, "-c", _BEGIN + script + "\nprint('well')", str(folder / "store")]
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     codes = codes or [0] * size
@@ -127,6 +133,31 @@ fails(hvd.ShutDownError, "the group is gone", dist.all_reduce, values)
 
 def test_hooks_see_each_operation_and_a_group_without_them_works_as_before(tmp_path):
     run(_HOOKS, 2, tmp_path)
+
+
+_ATTACHED = """
+group = begin()
+recorder = c10d.FlightRecorderHook.attach(group)
+for length in (2, 3):
+    dist.all_reduce(torch.ones(length))
+fails(hvd.MismatchError, "rank 0 sent float32[4], rank 1 sent float32[5]", dist.all_reduce, torch.ones(4 + rank))
+recorded = json.loads(c10d._dump_fr_trace_json())["entries"]
+assert [(one["profiling_name"], one["input_sizes"]) for one in recorded] == [
+    ("c10d:allreduce", [[2]]), ("c10d:allreduce", [[3]]), ("c10d:allreduce", [[4 + rank]])
+], recorded
+checking = c10d.NanCheckHook.attach(group)
+fails(RuntimeError, "NaN found", dist.all_reduce, torch.full((2,), float("nan")))
+require_sum()
+dist.destroy_process_group()
+os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+begin()
+fails(RuntimeError, "NaN found", dist.all_reduce, torch.full((2,), float("nan")))
+require_sum()
+"""
+
+
+def test_hooks_that_attach_themselves_see_each_operation(tmp_path):
+    run(_ATTACHED, 2, tmp_path, TORCH_FR_BUFFER_SIZE="100")
 
 
 _DIVIDED = """

@@ -1,6 +1,9 @@
 """The builtin hook FP16_COMPRESS of DistributedDataParallel, by torch's hook of Python that computes the same.
 
-The hook of C++ takes the value of a Future for a list of C++. Futures that Python completes have values of Python.
+Replaces `DistributedDataParallel._register_builtin_comm_hook`. The hook of C++ takes the value of a Future for a list
+of C++. Futures that Python completes have values of Python, so without this patch backward() fails.
+
+Since PyTorch 2.1, the oldest that ringtrain takes.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from ringtrain.torch.distributed.group import ProcessGroup
 
 
 def take_hooks_of_python() -> None:
-    """Replaces the method that registers a builtin hook, for modules whose group is one of ringtrain's."""
+    """Replaces the method, for modules whose group is one of ringtrain's."""
     kind: Any = DistributedDataParallel
     register = kind._register_builtin_comm_hook
 

@@ -1,7 +1,11 @@
 """Buckets of DistributedDataParallel in memory that the ranks of a node share, where an all_reduce copies nothing.
 
-torch's Reducer allocates the buckets with `at::empty`: in its constructor, and once more when it has seen in which
-order the gradients are ready. Ranks may differ in where their buckets are: then the all_reduce copies on all of them.
+Replaces `DistributedDataParallel._ddp_init_helper` and `dist.Reducer._rebuild_buckets`, in which torch's Reducer
+allocates the buckets with `at::empty`: in its constructor, and once more when it has seen in which order the gradients
+are ready. Without this patch each all_reduce copies. Ranks may differ in where their buckets are: then the all_reduce
+copies on all of them.
+
+Since PyTorch 2.1, the oldest that ringtrain takes.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ def _has_room(bytes_: int) -> bool:
 
 
 def share_buckets() -> None:
-    """Replaces the methods in which a Reducer allocates its buckets, for modules whose group is one of ringtrain's."""
+    """Replaces the two methods, for modules whose group is one of ringtrain's."""
     module: Any = DistributedDataParallel
     reducer: Any = dist.Reducer
     make, rebuild = module._ddp_init_helper, reducer._rebuild_buckets
