@@ -140,6 +140,32 @@ def test_the_examples_learn():
     assert re.search(r"this rank has (\d+) of \d+ parameters", printed), printed
 
 
+@pytest.mark.slow
+def test_the_example_of_tensor_parallelism_learns_and_writes_as_with_gloo_and_as_on_one_rank():
+    script = HERE.parents[3] / "examples" / "torch_tensor_parallel.py"
+
+    def learn_and_write(launcher, *arguments):
+        """Returns what the example prints, but for how fast it was, which differs from run to run."""
+        printed = run(launcher, script, "--epochs", 3, "--steps", 20, *arguments)
+        return re.sub(r"[\d,]+ characters/s", "", printed)
+
+    def losses_of(printed):
+        found = re.findall(r"^epoch  \d: loss ([\d.]+) on average, $", printed, re.MULTILINE)
+        return [float(loss) for loss in found]
+
+    printed = learn_and_write(torchrun(2))
+    losses = losses_of(printed)
+    assert len(losses) == 3 and losses[-1] < losses[0] - 0.5, printed
+    own, whole = map(int, re.search(r"this rank has (\d+) of (\d+) parameters", printed).groups())
+    assert whole / 2 < own < 0.55 * whole, printed
+    assert re.search(r"^wrote :\nThe [ -~\n]{60}\n$", printed, re.MULTILINE), printed
+    assert learn_and_write(torchrun(2), "--backend", "gloo") == printed
+    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", sys.executable]
+    assert learn_and_write(ringrun, "--init-method", "ringtrain://") == printed
+    # One rank sums in another order.
+    assert losses_of(learn_and_write(torchrun(1))) == pytest.approx(losses, abs=0.002)
+
+
 # -------------------------------------------------------------------------------------------- how the ranks meet
 
 

@@ -43,6 +43,7 @@ def losses_of(which, folder, kind, **variables):
         ("lightning", "lightning", {"BACKEND": "ringtrain"}),
         ("accelerate", "accelerate", {"RINGTRAIN_AS_GLOO": "1"}),
         ("trainer", "transformers", {"RINGTRAIN_AS_GLOO": "1"}),
+        ("tensor_parallel", "transformers", {"RINGTRAIN_AS_GLOO": "1"}),
     ],
 )
 def test_a_training_has_the_losses_that_it_has_with_gloo(which, package, variables, tmp_path):

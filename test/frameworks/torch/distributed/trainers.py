@@ -3,6 +3,7 @@
 Each prints losses, which have to be the same with gloo and with ringtrain, and whose groups these were.
 """
 
+import hashlib
 import os
 import sys
 
@@ -127,7 +128,45 @@ def trainer():
     tell([loss for loss in history if loss is not None])
 
 
+def tensor_parallel():
+    """Infers, trains and writes with a model of which each rank has a share, beside the whole model."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    whole = LlamaForCausalLM(config)
+    saved = f"{FOLDER}/llama-{os.environ['RANK']}"
+    whole.save_pretrained(saved)
+    model = AutoModelForCausalLM.from_pretrained(saved, distributed_config=DistributedConfig(tp_plan="auto"))
+    share = model.model.layers[0].self_attn.q_proj.weight.to_local()
+    assert share.shape == (64 // dist.get_world_size(), 64)
+
+    tokens = torch.randint(1, 64, (2, 12))
+    losses = []
+    for _ in range(4):
+        with torch.no_grad():
+            # Each rank sums half of the products, so the last bits differ from those of the whole model.
+            torch.testing.assert_close(model(tokens).logits, whole(tokens).logits, rtol=1e-4, atol=1e-5)
+        for one in (model, whole):
+            loss = one(tokens, labels=tokens).loss
+            loss.backward()
+            with torch.no_grad():
+                for parameter in one.parameters():
+                    parameter.sub_(parameter.grad, alpha=0.1)
+                    parameter.grad = None
+            losses.append(loss.item())
+    assert losses[-2] < losses[0], losses
+    written = [one.generate(tokens[:1], max_new_tokens=8, do_sample=False) for one in (model, whole)]
+    assert torch.equal(*written)
+    logits = model(tokens).logits.detach().numpy()
+    tell([*losses[::2], written[0].tolist(), hashlib.sha256(logits.tobytes()).hexdigest()])
+
+
 if __name__ == "__main__":
-    {"lightning": lightning, "accelerate": accelerate, "trainer": trainer}[sys.argv[1]]()
+    scripts = {"lightning": lightning, "accelerate": accelerate, "trainer": trainer, "tensor_parallel": tensor_parallel}
+    scripts[sys.argv[1]]()
     if dist.is_initialized():
         dist.destroy_process_group()
