@@ -110,7 +110,9 @@ def leave() -> None:
 
 
 def require_own_job() -> None:
-    """Raises ValueError where the script has joined the job, by hvd.init(), and not torch."""
+    """Raises ValueError where not torch alone says which ranks the job has."""
+    if elastic_client.is_elastic():
+        raise ValueError("reconfigure: this process belongs to an elastic job, which changes its ranks by itself")
     if _core.is_initialized() and not _is_ours:
         raise ValueError(
             "reconfigure: the script has joined the job with hvd.init(); leave it out, or call hvd.shutdown()"
