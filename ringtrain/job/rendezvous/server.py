@@ -222,13 +222,16 @@ class Server:
 
     def _enter(self, line: Line, hello: Hello) -> None:
         end_s = time.monotonic() + hello.timeout_s if hello.timeout_s > 0 else float("inf")
-        one = _Rank(hello, line, self._room_for(hello), end_s)
+        room = self._room_for(hello)
+        one, is_told = _Rank(hello, line, room, end_s), room.failed is not None or bool(room.ranks)
         try:
-            one.room.enter(one)
+            room.enter(one)
         except _Failed as failed:
             self._answer(line, failed)
-            if one.room.failed is not None:
-                self._fail(hello.job, one.room, failed)
+            if room.failed is not None:
+                self._fail(hello.job, room, failed)
+                if not is_told:  # the rank that comes next is told, perhaps that of the server itself
+                    self._rooms[hello.job] = room
             return
         self._ranks[line] = one
 
