@@ -154,7 +154,7 @@ class ShmGroup final : public Group {
 
   // Of the segment: memory of each rank, one after the other.
   struct Part {
-    size_t first, bytes;  // of rank 0
+    size_t first, bytes;       // of rank 0
     bool is_reserved = false;  // this rank's own
   };
   char* of_rank(const Part& part, int rank) {
