@@ -54,7 +54,7 @@ class Listener:
         self._has_warned = False
         self._lock = threading.Lock()
         self._idle = 0  # threads
-        self._waiting: queue.SimpleQueue[tuple[socket.socket, str]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[socket.socket, str] | None] = queue.SimpleQueue()  # None: it is closed
         threading.Thread(target=self._accept, name="ringtrain rendezvous", daemon=True).start()
 
     def close(self) -> None:
@@ -63,6 +63,10 @@ class Listener:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        with self._lock:
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._waiting.put(None)
 
     def _accept(self) -> None:
         while True:
@@ -95,15 +99,20 @@ class Listener:
         while True:
             self._let_in(sock, host)
             with self._lock:
+                if self._is_closed:
+                    return
                 self._idle += 1
             try:
-                sock, host = self._waiting.get(timeout=_IDLE_S)
+                next_one = self._waiting.get(timeout=_IDLE_S)
             except queue.Empty:
                 with self._lock:
                     if self._idle > 0:
                         self._idle -= 1
                         return
-                sock, host = self._waiting.get()  # it is on its way
+                next_one = self._waiting.get()  # it is on its way
+            if next_one is None:
+                return
+            sock, host = next_one
 
     def _let_in(self, sock: socket.socket, host: str) -> None:
         try:
