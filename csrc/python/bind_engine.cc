@@ -115,7 +115,7 @@ std::tuple<std::string, double, size_t> predict_allreduce(const std::string& alg
 }
 
 void give_up(const std::string& reason, double timeout_s) {
-  if (const std::shared_ptr<Engine> engine = current_engine()) engine->report_failure(reason, timeout_s);
+  if (const std::shared_ptr<Engine> engine = current_or_leaving_engine()) engine->report_failure(reason, timeout_s);
 }
 
 Operation make_operation(OpKind kind, std::string name, int process_set, ReduceOp op, int root, double prescale,

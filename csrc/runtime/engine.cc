@@ -450,6 +450,7 @@ namespace {
 Mutex mutex;
 // Never destroyed: threads of XLA, of MXNet and of the script ask for the Engine until the process has ended.
 std::shared_ptr<Engine>& engine GUARDED_BY(mutex) = *new std::shared_ptr<Engine>;
+std::weak_ptr<Engine>& last_engine GUARDED_BY(mutex) = *new std::weak_ptr<Engine>;  // before that one
 // Of all Engines of this process.
 std::shared_ptr<Resources>& resources GUARDED_BY(mutex) = *new std::shared_ptr<Resources>;
 bool is_forked_child GUARDED_BY(mutex) = false;  // of a process that had an Engine then
@@ -458,6 +459,7 @@ std::string& ended_by GUARDED_BY(mutex) = *new std::string;
 
 std::shared_ptr<Engine> exchange_engine(std::shared_ptr<Engine> next) {
   const Lock lock(mutex);
+  if (engine) last_engine = engine;
   return std::exchange(engine, std::move(next));
 }
 
@@ -468,6 +470,7 @@ std::shared_ptr<Engine> exchange_engine(std::shared_ptr<Engine> next) {
                    []() RELEASE(mutex) {
                      is_forked_child |= engine != nullptr;
                      engine.reset();
+                     last_engine.reset();
                      resources.reset();
                      mutex.unlock();
                    });
@@ -477,6 +480,11 @@ std::shared_ptr<Engine> exchange_engine(std::shared_ptr<Engine> next) {
 std::shared_ptr<Engine> current_engine() {
   const Lock lock(mutex);
   return engine;
+}
+
+std::shared_ptr<Engine> current_or_leaving_engine() {
+  const Lock lock(mutex);
+  return engine ? engine : last_engine.lock();
 }
 
 std::shared_ptr<Engine> require_engine() {

@@ -187,7 +187,9 @@ class Engine final : private Lane::Owner {
 // Any thread. Null before init(), after shutdown() and in a forked child. Kept for the length of a call only: the
 // thread that lets go of it last takes leave of the other ranks.
 std::shared_ptr<Engine> current_engine();
-// The same, but throws Error(not_initialized).
+// The same, or the one that is taking leave of the other ranks.
+std::shared_ptr<Engine> current_or_leaving_engine();
+// As current_engine(), but throws Error(not_initialized).
 std::shared_ptr<Engine> require_engine();
 // The result of the Autotune of an Engine of this process. Any thread.
 std::string autotune_findings();

@@ -31,6 +31,7 @@ SCHEME = "ringtrain"
 # How long a rank that leaves waits for the others, which need it to make groups, also those that it does not belong to:
 # after destroy_process_group(), and where the script ends without that.
 _LONGEST_FAREWELL_S, _FAREWELL_AT_END_S = 300.0, 5.0
+_LONGEST_LEAVE_S = 2.0  # where nobody is needed any more
 # Of the option stall_shutdown_time_s.
 _USUAL_STALL_S, _LONGEST_STALL_S = 600.0, 86_400.0
 
@@ -102,11 +103,20 @@ def ranks_in_job(store: Any, ranks: list[int], rank: int, size: int, timeout: ti
 
 
 def leave() -> None:
-    """Leave the job at once, if this process is in one. All that is pending fails, also what other ranks wait for."""
+    """Leave the job, if this process is in one. All that is pending fails, also what other ranks wait for.
+
+    Ranks that do not take leave within a moment, since they are stopped, get a RemoteError.
+    """
     global _open_groups
     with _lock:
         _open_groups = 0  # so nobody is waited for
-    session.shutdown()
+    impatient = threading.Timer(_LONGEST_LEAVE_S, _core.give_up, ("its group was reconfigured or aborted", 0.0))
+    impatient.start()
+    try:
+        session.shutdown()
+    finally:
+        impatient.cancel()
+        impatient.join()  # or it would end the next job
 
 
 def require_own_job() -> None:

@@ -13,7 +13,7 @@ if version_of("torch") < (2, 14):
     pytest.skip("this PyTorch has no hooks: `make newest-torch` runs these with one that has", allow_module_level=True)
 
 _BEGIN = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
 import ringtrain as hvd, ringtrain.torch.distributed
@@ -263,3 +263,36 @@ dist.destroy_process_group()
 
 def test_the_ranks_of_a_group_change_again_and_again_also_after_a_death(tmp_path):
     run(_RECONFIGURED, 3, tmp_path, codes=[0, -9, 0])
+
+
+_STOPPED = """
+group = begin(enable_reconfigure=True)
+handles = meet("handles", dist._get_reconfigure_handle())
+pids = meet("pids", str(os.getpid()))
+dist._reconfigure(1, handles).wait()
+require_sum()
+meet("begun")
+if rank == 0:
+    os.kill(int(pids[1]), signal.SIGSTOP)
+    store.set("stopped", "-")
+if rank == 1:
+    store.get("going on")
+    fails(hvd.RemoteError, "its group was reconfigured or aborted", dist.all_reduce, torch.ones(1))
+else:
+    store.get("stopped")
+    begin_s = time.monotonic()
+    dist._reconfigure(2, [handles[0], handles[2]], timeout=timedelta(seconds=60)).wait()
+    assert time.monotonic() - begin_s < 30  # not stall_shutdown_time_s
+    require_sum()
+    if rank == 0:
+        os.kill(int(pids[1]), signal.SIGCONT)
+        store.set("going on", "-")
+meet("goes on")
+dist._reconfigure(3, handles).wait()
+require_sum()
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_is_stopped_can_be_left_out(tmp_path):
+    run(_STOPPED, 3, tmp_path)
