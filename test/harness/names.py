@@ -125,6 +125,8 @@ class Package:
                 names.add(node.name)
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 names.update(_imported(node))
+            elif isinstance(node, ast.If):  # a class that only some versions of a library can have
+                self._add(names, [*node.body, *node.orelse])
             else:
                 for one in ast.walk(node):
                     if isinstance(one, ast.Name) and type(one.ctx) is ast.Store:
