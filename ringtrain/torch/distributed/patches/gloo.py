@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d
 from ringtrain.runner import installed
 from ringtrain.torch.distributed import meeting
 from ringtrain.torch.distributed.group import ProcessGroup
+from ringtrain.torch.distributed.reconfigure import ReconfigurableGroup
 
 
 class InPlaceOfGloo(ProcessGroup):
@@ -24,9 +25,12 @@ class InPlaceOfGloo(ProcessGroup):
 
     event_prefix = "gloo"
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, enable_reconfigure: bool = False) -> None:
+    def __new__(cls, store: Any, rank: int, size: int, timeout: timedelta, enable_reconfigure: bool = False) -> Any:
         if enable_reconfigure:
-            raise ValueError('enable_reconfigure=True: ask for the backend "ringtrain" instead of "gloo"')
+            return ReconfigurableGroup(store, rank, size, timeout, "")
+        return super().__new__(cls)
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, enable_reconfigure: bool = False) -> None:
         self._begin(store, list(range(size)), rank, timeout, "")
         self.options.global_ranks_in_group = []
 

@@ -192,7 +192,7 @@ def test_devices_are_divided_among_several_backends(tmp_path):
 
 
 _RECONFIGURED = """
-group = begin(enable_reconfigure=True)
+group = begin(os.environ["ASKED_FOR"], enable_reconfigure=True)
 backend = dist.get_backend_impl(group, torch.device("cpu"))
 assert dist._supports_reconfigure() and backend.supports_reconfigure
 fails(hvd.ShutDownError, "call reconfigure() first", dist.all_reduce, torch.ones(1))
@@ -261,8 +261,10 @@ dist.destroy_process_group()
 """
 
 
-def test_the_ranks_of_a_group_change_again_and_again_also_after_a_death(tmp_path):
-    run(_RECONFIGURED, 3, tmp_path, codes=[0, -9, 0])
+@pytest.mark.parametrize("asked_for", ["ringtrain", "gloo"])
+def test_the_ranks_of_a_group_change_again_and_again_also_after_a_death(tmp_path, asked_for):
+    is_gloo = str(int(asked_for == "gloo"))
+    run(_RECONFIGURED, 3, tmp_path, codes=[0, -9, 0], ASKED_FOR=asked_for, RINGTRAIN_AS_GLOO=is_gloo)
 
 
 _STOPPED = """
