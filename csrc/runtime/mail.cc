@@ -91,7 +91,7 @@ void Mail::note_failure(const Agreement& agreement) {
 // Others need not ring for what is not waited for here.
 void Mail::fall_asleep(Flag& bell) {
   is_quiet_ = messages_.is_quiet();
-  if (is_quiet()) return;
+  if (is_quiet()) return let_new_ring();
   Workplace::fall_asleep(bell);
   messages_.let_others_ring(wakes_ == &bell_);
 }

@@ -225,7 +225,7 @@ void Workplace::let_go(bool stays_attentive) {
 // Followed by a last look for work: a thread that did not ring, since another one had, has added its work before. A
 // caller may have counted the thread on the lookout while it was awake.
 void Workplace::fall_asleep(Flag& bell) {
-  if (has_rung_for_new_) has_rung_for_new_.exchange(false);
+  let_new_ring();
   if (wakes_ || has_ended_) return;
   bell.add_sleeper();
   wakes_ = &bell;

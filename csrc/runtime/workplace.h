@@ -136,6 +136,10 @@ class Workplace {
   virtual void fail(const Error& error) REQUIRES(turn) = 0;
   // The thread is going to sleep on this bell.
   virtual void fall_asleep(Flag& bell) REQUIRES(turn);
+  // The next submission rings again. For each fall_asleep(), also where others need not ring.
+  void let_new_ring() {
+    if (has_rung_for_new_) has_rung_for_new_.exchange(false);
+  }
   virtual void stay_awake() REQUIRES(turn);
   // Any thread. There is something to be done that is neither new nor asked for by others; before the bell rings.
   void rouse() { is_dormant_ = false; }

@@ -228,6 +228,26 @@ def test_a_message_over_a_network_without_its_other_end_ends_the_wait(tmp_path):
     wait_for_a_message_that_never_comes(tmp_path / "told")
 
 
+@pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"})
+def test_a_message_after_a_pause_wakes_its_ranks():
+    """And is not found by chance when they look around, five times a second."""
+    waits = []
+    for number in range(15):
+        time.sleep(0.03 if hvd.rank() == 0 else 0)
+        begin = time.monotonic()
+        values = np.full(4, number)
+        if hvd.rank() == 0:
+            hvd.send(values, 1)
+            hvd.recv(values, 1)
+        else:
+            hvd.recv(values, 0)
+            time.sleep(0.03)
+            hvd.send(values, 0)
+        assert values.tolist() == [number] * 4
+        waits.append(time.monotonic() - begin)
+    assert sorted(waits)[len(waits) // 2] < 0.15, waits  # 0.03 s, and 0.2 s where nobody is woken
+
+
 @pytest.mark.ranks(2)
 def test_messages_of_tensors_are_received_in_place():
     rank = hvd.rank()
