@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/signals.h"
@@ -26,8 +27,20 @@ epoll_event event_of(int descriptor, uint32_t events) {
   return event;
 }
 
-// How long a round waits for the other nodes to come by themselves before it calls them.
-constexpr double kPatience_s = 1e-3;
+// How long a round takes, which is how long it waits for the others to come by themselves: ranks that call an operation
+// again and again come to its round up to a hop apart. One that is called before it comes has nothing to say in that
+// round, so its operation takes another one. Of two rounds after each other one may be quick, where others were ahead.
+double round_s_of(Channel& channel) {
+  double quickest_two_s = std::numeric_limits<double>::infinity(), before_s = quickest_two_s;
+  for (int round = 0; round < 5; ++round) {
+    const double begin = now_s();
+    channel.all_agree(true);
+    const double round_s = now_s() - begin;
+    quickest_two_s = std::min(quickest_two_s, before_s + round_s);
+    before_s = round_s;
+  }
+  return quickest_two_s / 2;
+}
 
 // Two bits for each of the most operations that the cache may hold unless the user says otherwise, and the usual
 // announcement in one piece. Longer ones are sent in several.
@@ -171,6 +184,7 @@ void Fabric::connect(const Options& options, Resources& resources) {
   const auto wire =
       std::make_unique<NetworkWire>(Endpoint(*network_, placement.ranks, world_.rank, kWorldWireTag, &watch()));
   TreeChannel bootstrap(*wire, std::numeric_limits<double>::infinity(), false);
+  if (!placement.is_on_one_node()) patience_s_ = std::max(kPatience_s, round_s_of(bootstrap));
   if (options.shared_memory == "auto") make_node(bootstrap);
   if (node_) make_arena(resources, bootstrap);
   make_channel(line_, placement, node_ ? on_node(node_->boards(), placement, watch()) : nullptr, 0);
@@ -249,7 +263,7 @@ void Fabric::make_channel(Line& line, const Placement& placement, std::unique_pt
   if (!on_node) {
     line.is_over_network = true;
     line.wire = wire_between(placement.ranks, placement.own);
-    line.channel = std::make_unique<TreeChannel>(*line.wire, kPatience_s, true);
+    line.channel = std::make_unique<TreeChannel>(*line.wire, patience_s_, true);
     return;
   }
   line.is_over_network = !placement.is_on_one_node();
@@ -272,7 +286,7 @@ void Fabric::make_channel(Line& line, const Placement& placement, std::unique_pt
   if (own != leaders.end()) {
     line.wire = wire_between(leaders, static_cast<int>(own - leaders.begin()));
     const bool is_alone_everywhere = leaders.size() == placement.ranks.size();
-    cross = std::make_unique<TreeChannel>(*line.wire, kPatience_s, is_alone_everywhere, std::move(sizes));
+    cross = std::make_unique<TreeChannel>(*line.wire, patience_s_, is_alone_everywhere, std::move(sizes));
   }
   line.channel = std::make_unique<NodeChannel>(placement.own, static_cast<int>(placement.ranks.size()),
                                                std::move(on_node), std::move(cross), places);

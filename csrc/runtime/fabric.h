@@ -203,6 +203,9 @@ class Fabric {
   Flag& message_bell() { return node_ ? node_->rings().bell() : own_bell_; }
 
  private:
+  // How long a round waits for the other nodes to come by themselves before it calls them, at least.
+  static constexpr double kPatience_s = 1e-3;
+
   void connect(const Options& options, Resources& resources);
   void make_node(Channel& bootstrap);
   void make_arena(Resources& resources, Channel& bootstrap);
@@ -211,6 +214,7 @@ class Fabric {
   void make_channel(Line& line, const Placement& placement, std::unique_ptr<ShmChannel> on_node, int process_set);
 
   const World& world_;
+  double patience_s_ = kPatience_s;  // of rounds with other nodes
   OwnFailure own_failure_;
   Flag own_bell_;
   std::unique_ptr<Network> network_;

@@ -146,6 +146,23 @@ print("right" if (total == 3 * values).all() else "wrong")
         assert re.search(text, outputs[0]) and "connections:" not in outputs[1], outputs
 
 
+def test_ranks_that_compute_between_operations_meet_in_one_round_for_each_on_a_long_link(tmp_path):
+    program = """
+import time, numpy as np, ringtrain as hvd
+hvd.init()
+for step in range(40):
+    if step == 10:
+        before = hvd.metrics()["rounds"]
+    time.sleep(0.026 if hvd.rank() == step % 2 else 0)
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum, name="x") == [2.0]
+print("rounds", hvd.metrics()["rounds"] - before)
+"""
+    with hosts_or_skip(2) as hosts, hosts.bad_cable(0.02), started(program, 2, tmp_path, hosts) as ranks:
+        outputs = ranks.outputs()
+    rounds = [int(re.search(r"rounds (\d+)", output)[1]) for output in outputs]
+    assert max(rounds) < 40, rounds  # of 30 operations
+
+
 def test_the_doctor_prints_the_connections_of_a_long_link(tmp_path):
     program = "import sys; from ringtrain import doctor; sys.exit(doctor.main([]))"
     with hosts_or_skip(2) as hosts, hosts.bad_cable(0.015), started(program, 2, tmp_path, hosts) as ranks:
