@@ -29,6 +29,7 @@ constexpr size_t kMostExchanging = 33;
 
 constexpr double kAddedPerSecond = 4e9;    // bytes
 constexpr double kFirstWindow = 64 << 10;  // bytes
+constexpr double kHopsToDouble = 0.98;     // a window. Not at all where it has grown before: fewer steps win a tie
 constexpr double kNotOverlapped = 0.1;     // of the bytes of a halving
 constexpr double kHopOfMany = 0.6;         // hops of a message, of which several are under way
 constexpr double kChunks_s = 8e-6;         // of the chunks of a slice that follow the first one
@@ -40,9 +41,9 @@ double steps_of_doubling(size_t ranks) {
 
 double steps_of_halving(size_t ranks) { return std::ceil(std::log2(static_cast<double>(ranks))); }
 
-// Round trips in which the window of a connection grows to `bytes`, or to all that fits on the link.
-double round_trips_to_grow(double bytes, const Link& link) {
-  return std::log2(std::max(1.0, std::min(bytes, link.hop_s * link.bytes_per_s) / kFirstWindow));
+// Hops in which the window of a connection grows to `bytes`, or to all that fits on the link.
+double hops_to_grow(double bytes, const Link& link) {
+  return kHopsToDouble * std::log2(std::max(1.0, std::min(bytes, link.hop_s * link.bytes_per_s) / kFirstWindow));
 }
 
 }  // namespace
@@ -60,18 +61,18 @@ double allreduce_s(Way way, const ReducedArray& array, const Link& link) {
   switch (way) {
     case Way::doubling: {
       const double steps = steps_of_doubling(array.ranks);
-      const double hops = 1 + round_trips_to_grow(summed, link);
+      const double hops = 1 + hops_to_grow(summed, link);
       return steps * (hops * link.hop_s + summed / link.bytes_per_s) + (steps + 2) * summed / kAddedPerSecond;
     }
     case Way::halving: {
       const double steps = steps_of_halving(array.ranks);
-      double round_trips = 0, in_step = summed / 2;
-      for (double step = 0; step < steps; ++step, in_step /= 2) round_trips += round_trips_to_grow(in_step, link);
+      double to_grow = 0, in_step = summed / 2;
+      for (double step = 0; step < steps; ++step, in_step /= 2) to_grow += hops_to_grow(in_step, link);
       const double sent = (array.is_16_bit ? 1.25 : 1) * share * (1 + kNotOverlapped);
-      return 2 * (steps + round_trips) * link.hop_s + sent / link.bytes_per_s;
+      return 2 * (steps + to_grow) * link.hop_s + sent / link.bytes_per_s;
     }
     case Way::ring:
-      return 2 * others * (link.hop_s + kChunks_s) + round_trips_to_grow(bytes / ranks, link) * link.hop_s +
+      return 2 * others * (link.hop_s + kChunks_s) + hops_to_grow(bytes / ranks, link) * link.hop_s +
              share / link.bytes_per_s;
     case Way::exchange:
       return 2 * (1 + others * kHopOfMany) * link.hop_s + share / link.bytes_per_s;
