@@ -9,7 +9,7 @@
 namespace ringtrain {
 
 struct Placement {
-  std::vector<int> ranks;  // of the world, ascending
+  std::vector<int> ranks;  // of the world
   std::vector<int> nodes;  // the node of each
   int own = 0;             // this rank's place among them
   // kbit/s of the link of each rank's host; empty where they are alike or unknown.

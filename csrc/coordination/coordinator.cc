@@ -57,7 +57,7 @@ Coordinator::Coordinator(Channel& channel, Membership& membership, Blockage& blo
       blockage_(blockage),
       members_(membership.ranks(process_set)),
       rank_(members_.at(static_cast<size_t>(channel.rank()))),
-      is_of_world_(process_set == 0),
+      process_set_(process_set),
       limits_(limits),
       cache_(limits.cache_capacity),
       ledger_(membership, {ask_s(limits), limits.stall_warning_s, limits.stall_shutdown_s}) {}
@@ -228,7 +228,7 @@ void Coordinator::take_values(int slot) {
   const Operation& operation = cache_.at(slot)->operation;
   if (!membership_.joined(operation.process_set).empty()) return;
   for (const int rank : membership_.ranks(operation.process_set)) {
-    const SmallValue* value = channel_.value_of(place_of(rank));
+    const SmallValue* value = channel_.value_of(membership_.place(process_set_, rank));
     if (!value || value->slot != slot || value->bytes != operation.bytes()) return round_.values.clear();
     round_.values.push_back(value->data);
   }
@@ -329,7 +329,7 @@ Decision Coordinator::decide(const Gathered& gathered) {
   for (const Key& message : announcements.withdrawn) ledger_.withdraw(message);
   for (const Announced& announced : announcements.requests) note(announced, now, decision);
   decision.tuning = std::exchange(proposal_, std::nullopt);
-  if (!is_of_world_ && has_gpu_work(announcements)) {
+  if (process_set_ != 0 && has_gpu_work(announcements)) {
     decision.left = members_;
     return decision;
   }
@@ -445,7 +445,7 @@ std::vector<Fresh> Coordinator::take_pending() {
 }
 
 double Coordinator::next_deadline() const {
-  if (!is_of_world_) return next_deadline_;
+  if (process_set_ != 0) return next_deadline_;
   return std::min({next_deadline_, blockage_.next_deadline(), messages_ ? messages_->next_deadline() : kNever});
 }
 

@@ -231,11 +231,6 @@ class Coordinator {
   double next_deadline() const REQUIRES(turn);
 
  private:
-  // Of a member, in the channel.
-  int place_of(int rank) const {
-    return static_cast<int>(std::lower_bound(members_.begin(), members_.end(), rank) - members_.begin());
-  }
-
   void take_in(const std::vector<Fresh>& fresh, double now);
   void reannounce_overdue(double now);
   void reannounce(int slot);
@@ -278,7 +273,7 @@ class Coordinator {
   Blockage& blockage_;
   const std::vector<int> members_;
   const int rank_;  // this one, of the world
-  const bool is_of_world_;
+  const int process_set_;
   Limits limits_;
   PlanCache cache_;
   Ledger ledger_;

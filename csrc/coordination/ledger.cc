@@ -268,19 +268,19 @@ Agreement Ledger::agree(const Entry& entry) const {
   agreement.operation.is_registered =
       joined.empty() && std::all_of(entry.variants.begin(), entry.variants.end(),
                                     [](const Variant& one) { return one.request.operation.is_registered; });
-  if (operation.kind == OpKind::allgather) agreement.rows = rows_of(entry, members);
+  if (operation.kind == OpKind::allgather) agreement.rows = rows_of(entry);
   return agreement;
 }
 
-std::vector<std::vector<int64_t>> Ledger::rows_of(const Entry& entry, const std::vector<int>& members) {
-  std::vector<std::pair<int, const Operation*>> by_rank;
+std::vector<std::vector<int64_t>> Ledger::rows_of(const Entry& entry) const {
+  const int set = first_of(entry).process_set;
+  std::vector<std::vector<int64_t>> rows(first_of(entry).tensors.size(),
+                                         std::vector<int64_t>(membership_.ranks(set).size()));
   for (const auto& [request, ranks] : entry.variants)
-    ranks.for_each([&, operation = &request.operation](int rank) { by_rank.emplace_back(rank, operation); });
-  std::sort(by_rank.begin(), by_rank.end());
-  std::vector<std::vector<int64_t>> rows(first_of(entry).tensors.size(), std::vector<int64_t>(members.size()));
-  for (size_t place = 0; place < members.size(); ++place)
-    for (size_t tensor = 0; tensor < rows.size(); ++tensor)
-      rows[tensor][place] = by_rank[place].second->tensors[tensor].shape[0];
+    ranks.for_each([&, &tensors = request.operation.tensors](int rank) {
+      const auto place = static_cast<size_t>(membership_.place(set, rank));
+      for (size_t tensor = 0; tensor < rows.size(); ++tensor) rows[tensor][place] = tensors[tensor].shape[0];
+    });
   return rows;
 }
 

@@ -125,7 +125,7 @@ class Ledger {
   RankSet ended_members(const Key& key, const Entry& entry) const;  // that will never announce it
   Agreement agree(const Entry& entry) const;
   static Agreement agree_on_join(const Entry& entry);
-  static std::vector<std::vector<int64_t>> rows_of(const Entry& entry, const std::vector<int>& members);
+  std::vector<std::vector<int64_t>> rows_of(const Entry& entry) const;
   static Agreement refuse(const Entry& entry, const RankSet& ended);
   bool is_new(const Entry& entry) const { return entry.order >= first_of_round_; }
   double next_question(const Entry& entry) const;

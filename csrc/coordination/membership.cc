@@ -6,28 +6,35 @@
 namespace ringtrain {
 
 Membership::Membership(int world_size) {
-  std::vector<int>& world = sets_[0].ranks;
-  world.resize(static_cast<size_t>(world_size));
+  std::vector<int> world(static_cast<size_t>(world_size));
   std::iota(world.begin(), world.end(), 0);
+  sets_[0] = Set(std::move(world));
+}
+
+Membership::Set::Set(std::vector<int> in_order) : ranks(std::move(in_order)), by_rank(ranks.size()) {
+  std::iota(by_rank.begin(), by_rank.end(), 0);
+  std::sort(by_rank.begin(), by_rank.end(),
+            [this](int a, int b) { return ranks[static_cast<size_t>(a)] < ranks[static_cast<size_t>(b)]; });
 }
 
 int Membership::add(std::vector<int> ranks) {
-  sets_[next_id_].ranks = std::move(ranks);
+  sets_[next_id_] = Set(std::move(ranks));
   return next_id_++;
 }
 
 Membership Membership::of(int id) const {
   Membership some(world_size());
-  some.sets_[id].ranks = ranks(id);
+  some.sets_[id] = Set(ranks(id));
   return some;
 }
 
 int Membership::place(int id, int rank) const {
   const auto found = sets_.find(id);
   if (found == sets_.end()) return -1;
-  const std::vector<int>& ranks = found->second.ranks;
-  const auto it = std::lower_bound(ranks.begin(), ranks.end(), rank);
-  return it != ranks.end() && *it == rank ? static_cast<int>(it - ranks.begin()) : -1;
+  const auto& [ranks, by_rank, joined] = found->second;
+  const auto is_before = [&ranks = ranks](int place, int other) { return ranks[static_cast<size_t>(place)] < other; };
+  const auto it = std::lower_bound(by_rank.begin(), by_rank.end(), rank, is_before);
+  return it != by_rank.end() && ranks[static_cast<size_t>(*it)] == rank ? *it : -1;
 }
 
 void Membership::join(int id, int rank) {

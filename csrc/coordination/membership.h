@@ -11,7 +11,7 @@ class Membership {
  public:
   explicit Membership(int world_size);
 
-  // The id of the new set. `ranks`: ascending.
+  // The id of the new set. `ranks`: in the order of their places.
   int add(std::vector<int> ranks);
   // The world and one of its sets, without those that have joined.
   Membership of(int id) const;
@@ -32,7 +32,12 @@ class Membership {
 
  private:
   struct Set {
-    std::vector<int> ranks, joined;  // both ascending
+    Set() = default;
+    explicit Set(std::vector<int> in_order);
+
+    std::vector<int> ranks;    // by place
+    std::vector<int> by_rank;  // the places of the ranks as they ascend
+    std::vector<int> joined;   // ascending
   };
 
   std::map<int, Set> sets_;

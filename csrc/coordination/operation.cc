@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <set>
 
 namespace ringtrain {
 
@@ -58,12 +59,13 @@ std::string tensors_text(const std::vector<TensorSpec>& tensors) {
 
 std::vector<int> participants_of(const Operation& operation) {
   const std::vector<int64_t>& numbers = operation.numbers;
-  if (operation.kind == OpKind::open_process_set) return {numbers.begin(), numbers.end()};
-  if (operation.kind == OpKind::close_process_set) return {numbers.begin() + 1, numbers.end()};
-  if (operation.kind != OpKind::transfer) return {};
-  if (numbers[0] == kAnySource) return {static_cast<int>(numbers[1])};
-  const auto [first, second] = std::minmax(numbers[0], numbers[1]);
-  return {static_cast<int>(first), static_cast<int>(second)};
+  std::vector<int> ranks;
+  if (operation.kind == OpKind::open_process_set) ranks.assign(numbers.begin(), numbers.end());
+  if (operation.kind == OpKind::close_process_set) ranks.assign(numbers.begin() + 1, numbers.end());
+  if (operation.kind == OpKind::transfer)
+    ranks.assign(numbers.begin() + (numbers[0] == kAnySource ? 1 : 0), numbers.begin() + 2);
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
 }
 
 std::string process_sets_text(const std::vector<int64_t>& numbers) {
@@ -169,10 +171,9 @@ void require_valid(const Operation& operation, int world_size) {
     case OpKind::open_process_set:
     case OpKind::add_process_set: {
       const bool are_ranks = std::all_of(numbers.begin(), numbers.end(), is_rank);
-      const bool ascend = std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) == numbers.end();
+      const bool differ = std::set<int64_t>(numbers.begin(), numbers.end()).size() == numbers.size();
       const bool has_enough = operation.kind == OpKind::add_process_set || !numbers.empty();
-      return require(are_ranks && ascend && has_enough && operation.process_set == 0,
-                     "ranks that are not an ascending list");
+      return require(are_ranks && differ && has_enough && operation.process_set == 0, "no list of different ranks");
     }
     case OpKind::remove_process_set: {
       const bool is_one = numbers.size() == 1 && numbers.front() > 0 && numbers.front() <= INT32_MAX;
@@ -180,8 +181,7 @@ void require_valid(const Operation& operation, int world_size) {
     }
     case OpKind::close_process_set: {
       const bool is_one = numbers.size() > 1 && numbers.front() > 0 && numbers.front() <= INT32_MAX;
-      const bool are_ranks = is_one && std::all_of(numbers.begin() + 1, numbers.end(), is_rank) &&
-                             std::is_sorted(numbers.begin() + 1, numbers.end());
+      const bool are_ranks = is_one && std::all_of(numbers.begin() + 1, numbers.end(), is_rank);
       return require(are_ranks && operation.process_set == 0, "no id and ranks of a process set");
     }
     case OpKind::transfer:

@@ -73,14 +73,6 @@ struct Comm {
   std::deque<OwnMessage> own_messages GUARDED_BY(mutex) = {};
 
   size_t size() const { return ranks.size(); }
-  // The places of the ranks when they ascend, as they do in a process set.
-  std::vector<size_t> places() const {
-    std::vector<size_t> places;
-    for (const int one : ranks)
-      places.push_back(static_cast<size_t>(std::count_if(ranks.begin(), ranks.end(), [&](int r) { return r < one; })));
-    return places;
-  }
-  bool is_ascending() const { return std::is_sorted(ranks.begin(), ranks.end()); }
 };
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -287,9 +279,9 @@ void finish(const Message& message) {
 
 // ------------------------------------------------------------------------------------------------- new communicators
 
-// The process set of these ascending ranks, which only they ask for.
+// The process set of these ranks in this order, which only they ask for.
 int set_of(Job& job, const std::vector<int>& ranks) {
-  if (ranks.size() == job.world.size()) return 0;
+  if (ranks == job.world.ranks) return 0;
   {
     const Lock lock(job.mutex);
     const auto it = job.sets.find(ranks);
@@ -347,9 +339,7 @@ std::unique_ptr<Comm> split(Job& job, int color, int key) {
           " of the mesh where number " + std::to_string(i) +
           " is expected. Unset JAX_NUM_CPU_DEVICES and xla_force_host_platform_device_count.");
     }
-    std::vector<int> ascending = ranks;
-    std::sort(ascending.begin(), ascending.end());
-    if (ranks.size() > 1) set = set_of(job, ascending);
+    if (ranks.size() > 1) set = set_of(job, ranks);
   });
   const auto place = std::find(ranks.begin(), ranks.end(), own) - ranks.begin();
   const std::string title = "mesh " + std::to_string(number) + " of ranks " + ranks_text(ranks);
@@ -463,15 +453,7 @@ EXPORTED int MPIABI_Allgather(const void* in, int count, Handle type, void* out,
     const ringtrain::TensorSpec own = abi::spec_of(elements, count);
     ringtrain::TensorSpec all = own;
     all.shape[0] *= static_cast<int64_t>(comm.size());
-    std::vector<char> ascending(comm.is_ascending() ? 0 : all.bytes());
-    abi::carry_out(comm, ringtrain::OpKind::allgather, ringtrain::ReduceOp::sum, in, own,
-                   comm.is_ascending() ? out : ascending.data(), all);
-    if (comm.is_ascending()) return;
-    char* to = static_cast<char*>(out);
-    for (const size_t place : comm.places()) {
-      std::memcpy(to, ascending.data() + place * own.bytes(), own.bytes());
-      to += own.bytes();
-    }
+    abi::carry_out(comm, ringtrain::OpKind::allgather, ringtrain::ReduceOp::sum, in, own, out, all);
   });
 }
 
@@ -486,15 +468,6 @@ EXPORTED int MPIABI_Reduce_scatter(const void* in, void* out, const int* counts,
     const ringtrain::TensorSpec own = abi::spec_of(elements, counts[0]);
     ringtrain::TensorSpec all = own;
     all.shape[0] *= static_cast<int64_t>(comm.size());
-    std::vector<char> ascending(comm.is_ascending() ? 0 : all.bytes());
-    if (!comm.is_ascending()) {
-      const char* from = static_cast<const char*>(in);
-      for (const size_t place : comm.places()) {
-        std::memcpy(ascending.data() + place * own.bytes(), from, own.bytes());
-        from += own.bytes();
-      }
-      in = ascending.data();
-    }
     abi::carry_out(comm, ringtrain::OpKind::reducescatter, abi::reduction_of(op, elements), in, all, out, own);
   });
 }

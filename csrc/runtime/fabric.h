@@ -47,7 +47,7 @@ struct World {
   bool looks_for_sharing = true;    // of a GPU by two ranks; not if init() has warned of that already
 
   int size() const { return static_cast<int>(names.size()); }
-  // These ranks of the world, ascending. `own` is -1 when this rank is not among them.
+  // These ranks of the world. `own` is -1 when this rank is not among them.
   Placement place(const std::vector<int>& ranks) const;
   // The member's place among all ranks of its node.
   int place_on_node(int member) const;

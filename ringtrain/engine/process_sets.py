@@ -264,13 +264,13 @@ def open_among(ranks: list[int]) -> Any:
     """Begin to open a process set that only its members ask for; ranks outside of it take no part.
 
     Args:
-        ranks: of the job, ascending, this one among them. The same ranks may be opened again after that has ended: it
-            is another set.
+        ranks: of the job, this one among them, in the order of their places in the set. The same ranks may be opened
+            again after that has ended: it is another set.
 
     Returns:
         The Handle of the core, whose number() is that of the set once it is done.
     """
-    name = f"<open_process_set {','.join(map(str, ranks))}>"
+    name = f"<open_process_set {','.join(map(str, sorted(ranks)))}>"  # another order is a mismatch
     operation = _core.Operation(_core.OpKind.OPEN_PROCESS_SET, name, numbers=ranks)
     title = f"new_group of {list_of_ranks(ranks)}"
     return _core.submit(operation, [], [], is_awaited=True, site=call_site(), title=title)

@@ -329,6 +329,11 @@ def _joined() -> World:
     return _world
 
 
+def token() -> str:
+    """Returns what differs from job to job, and from generation to generation of an elastic one."""
+    return _joined().token
+
+
 def rank() -> int:
     """This process' number, from 0 to size() - 1. Raises NotInitializedError, as all calls below."""
     return _joined().rank

@@ -8,8 +8,10 @@ itself in: from then on its operations go that way, by a group of torch's with t
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -55,7 +57,7 @@ class Backend(_Base):  # type: ignore[misc]
         self._operations = type(group)  # also while the group has hooks
 
     supports_coalescing = False
-    supports_splitting = False
+    supports_splitting = True
     supports_time_estimate = False
 
     @property
@@ -80,6 +82,12 @@ class Backend(_Base):  # type: ignore[misc]
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         self._group.monitored_barrier(opts.timeout, wait_all_ranks)
+
+    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
+        self._group.eager_connect_single_device(device)
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        self._group.perform_nocolor_split(device)
 
     def shutdown(self) -> None:
         self._group.shutdown()
@@ -193,18 +201,37 @@ class Hookable:
             """There are none."""
 
 
+class _Begun(threading.local):
+    """The Work of the operation that this thread has begun last by way of hooks."""
+
+    work: Any = None
+
+
+_begun = _Begun()
+
+
 def _of_group(name: str) -> Callable[..., Any]:
     def call(backend: Backend, *given: Any, **named: Any) -> Any:
-        return getattr(backend._operations, name)(backend._group, *given, **named)
+        _begun.work = getattr(backend._operations, name)(backend._group, *given, **named)
+        return _begun.work
 
     return call
 
 
 def _by_hooks(name: str) -> Callable[..., Any]:
     def call(group: Any, *given: Any, **named: Any) -> Any:
-        return getattr(group._hooked, name)(*given, **named)
+        of_torch = getattr(group._hooked, name)(*given, **named)
+        own, _begun.work = _begun.work, None
+        return of_torch if own is None else own  # torch's has fewer methods, and other classes of errors
 
     return call
+
+
+def asking(frame: FrameType | None) -> FrameType | None:
+    """Returns the frame that called an operation: `frame` called the group, perhaps by way of hooks."""
+    while frame is not None and frame.f_code.co_name == "call" and frame.f_globals is globals():
+        frame = frame.f_back
+    return frame
 
 
 for _name in _OPERATIONS:

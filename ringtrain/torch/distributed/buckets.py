@@ -74,9 +74,9 @@ class Buckets:
     def __init__(self) -> None:
         self._modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
-    def note(self, frame: FrameType) -> None:
+    def note(self, frame: FrameType | None) -> None:
         """Remember the module whose constructor has called the function with this frame, if one has."""
-        caller = frame.f_back
+        caller = frame.f_back if frame is not None else None
         constructor = caller.f_back if caller is not None else None
         if constructor is not None and constructor.f_code is _constructor_code:
             module = constructor.f_locals["self"]

@@ -23,11 +23,12 @@ from ringtrain.arrays.adapter import View
 from ringtrain.arrays.torch import coalesced, require_indices, sum_sparse
 from ringtrain.errors import ShutDownError, StalledError
 from ringtrain.torch.distributed import meeting
-from ringtrain.torch.distributed.backend import DEVICES, Hookable
+from ringtrain.torch.distributed.backend import DEVICES, Hookable, asking
 from ringtrain.torch.distributed.buckets import Buckets, is_called_by_backward
 from ringtrain.torch.distributed.monitoring import missing_at
 from ringtrain.torch.distributed.naming import Call, Names
 from ringtrain.torch.distributed.prepared import Prepared, prepare
+from ringtrain.torch.distributed.splitting import Splittable
 from ringtrain.torch.distributed.streams import order_of
 from ringtrain.torch.distributed.transfers import Transfers
 from ringtrain.torch.distributed.views import (
@@ -61,7 +62,7 @@ _AllreduceOptions = dist.AllreduceOptions
 _NO_TIMEOUT = _AllreduceOptions().timeout  # of options that have none
 _all_reduce_code = inspect.unwrap(dist.all_reduce).__code__
 # Functions of torch that wait for what isend() and irecv() return.
-_FRAMES_OF_TORCH = 6  # at most, from the group to these functions
+_FRAMES_OF_TORCH = 8  # at most, from the group to these functions, by way of hooks
 _waiting_codes = {inspect.unwrap(function).__code__ for function in (dist.send, dist.recv)}
 
 
@@ -93,7 +94,7 @@ class Options:
         self.backend = "ringtrain"
 
 
-class ProcessGroup(Hookable, _OfTorch):  # type: ignore[misc]
+class ProcessGroup(Hookable, Splittable, _OfTorch):  # type: ignore[misc]
     """A group that `torch.distributed.init_process_group("ringtrain")` or `new_group()` makes.
 
     Its operations may be called by name, too, as those of any ProcessGroup: `group.allreduce([tensor]).wait()`. Each
@@ -106,7 +107,7 @@ class ProcessGroup(Hookable, _OfTorch):  # type: ignore[misc]
 
     Args:
         store: torch's, for the group alone.
-        ranks: of the job, ascending.
+        ranks: of the job, in the order of the group.
         rank: of this process, in the group.
         timeout: of each operation.
         name: of the group, the same on all its ranks.
@@ -146,6 +147,12 @@ class ProcessGroup(Hookable, _OfTorch):  # type: ignore[misc]
         self._transfers = Transfers(self._set, ranks, ranks[rank])
         self._is_open = True
         meeting.note_opened()
+
+    def _another(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str, desc: str) -> Any:
+        group = ProcessGroup(store, ranks, rank, timeout, name)
+        group._set_group_name(name)
+        group._set_group_desc(desc)
+        return group
 
     # ------------------------------------------------------------------------------------- what torch asks of a group
 
@@ -202,7 +209,6 @@ class ProcessGroup(Hookable, _OfTorch):  # type: ignore[misc]
         return self
 
     supports_coalescing = False
-    supports_splitting = False
     supports_time_estimate = False
 
     def eager_connect_single_device(self, device: torch.device | None = None) -> None:
@@ -339,7 +345,7 @@ class ProcessGroup(Hookable, _OfTorch):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------------------ reductions
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        caller = sys._getframe().f_back
+        caller = asking(sys._getframe().f_back)
         is_one = type(opts) is _AllreduceOptions and len(tensors) == 1 and self._coalesced is None
         detail = self._buckets.detail(tensors[0], caller) if is_one and is_called_by_backward(caller) else ""
         if _profiler_enabled():
@@ -553,7 +559,7 @@ class ProcessGroup(Hookable, _OfTorch):  # type: ignore[misc]
     @shown_in_profiles("all_gather", 1)
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         inputs = list_of(inputs)
-        self._buckets.note(sys._getframe(1))
+        self._buckets.note(asking(sys._getframe(1)))
         outputs = outputs if outputs and not isinstance(outputs[0], Tensor) else [outputs]
         works = [
             self._gather_list("all_gather", targets, given, opts)

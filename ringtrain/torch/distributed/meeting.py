@@ -206,7 +206,7 @@ def open_set(ranks: list[int], timeout: timedelta) -> int:
         StalledError: not all members came within the timeout.
     """
     global _is_world_used
-    if _is_ours and not elastic_client.is_elastic() and not _is_world_used and len(ranks) == session.size():
+    if _is_ours and not elastic_client.is_elastic() and not _is_world_used and ranks == list(range(session.size())):
         _is_world_used = True
         return _WORLD
     handle = open_among(ranks)

@@ -45,7 +45,7 @@ class Transfers:
 
     Args:
         process_set: the group's.
-        ranks: of the job, ascending.
+        ranks: of the job, in the order of the group.
         own: this rank, in the job.
     """
 
