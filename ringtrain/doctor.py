@@ -676,7 +676,7 @@ def _algorithms_as_table(ranks_of_hosts: Sequence[int], rows: Sequence[Data], se
     lines += [
         *_predictions_as_lines(predictions(ranks_of_hosts, settings), settings),
         "",
-        "Sizes are bytes of the whole array, of all that are fused, or of the longest message of an alltoall.",
+        "Sizes are bytes of an array that goes alone, or of the longest message of an alltoall.",
         *(
             ["Shares of an array are chosen in init(), where rank 0 logs them."]
             if settings["link_rates"] == "auto"

@@ -287,4 +287,11 @@ void Options::set(const std::string& name, const std::string& text) {
   throw invalid("there is no option named " + name + "; see docs/options.md");
 }
 
+Tuning tuning_of(const Options& options) {
+  constexpr double kKilo = 1024, kMega = 1024 * 1024;
+  const auto bytes = [](double number, double unit) { return static_cast<size_t>(number * unit); };
+  return {bytes(options.fusion_threshold_mb, kMega), bytes(options.mailbox_kb, kKilo),
+          bytes(options.ring_chunk_kb, kKilo), bytes(options.ring_from_kb, kKilo)};
+}
+
 }  // namespace ringtrain

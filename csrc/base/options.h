@@ -82,7 +82,7 @@ struct Options {
 // The numbers of link_rates, in kbit/s; nothing for "off" and "auto".
 std::vector<uint64_t> link_rates_of(const std::string& text);
 
-// The options that may change while the job runs, when all ranks agree.
+// The options that may change while the job runs, when all ranks agree; none of them may change the bits of a result.
 struct Tuning {
   size_t fusion_threshold_bytes = 0;
   size_t mailbox_bytes = 0;     // of one shared-memory mailbox that are used
@@ -94,5 +94,6 @@ struct Tuning {
            ring_chunk_bytes == other.ring_chunk_bytes && ring_from_bytes == other.ring_from_bytes;
   }
 };
+Tuning tuning_of(const Options& options);
 
 }  // namespace ringtrain

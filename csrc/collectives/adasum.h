@@ -16,19 +16,16 @@ class Adasum {
   void allreduce(Group& group, DType dtype, double factor, const std::vector<Piece>& pieces);
 
  private:
-  // A part of a piece that is in this rank's slice of all pieces.
+  // This rank's slice of a piece, among those of all pieces.
   struct Range {
-    size_t piece, begin, count;  // begin: in the slice
+    size_t begin, count;
   };
-  static std::vector<Range> ranges_of(const std::vector<Piece>& pieces, size_t slice_begin, size_t slice_count);
-
-  // This rank's slice of each rank's pieces, end to end in rank order, in float32 or float64.
+  // This rank's slices of each rank's pieces, end to end in rank order, in float32 or float64.
   struct Slices {
     DType dtype;
     char* data;
-    size_t count;  // elements of one
-    size_t pieces;
-    std::vector<Range> ranges;
+    size_t count;               // elements of one rank
+    std::vector<Range> ranges;  // by piece
 
     char* at(int rank, size_t begin) const {
       return data + (static_cast<size_t>(rank) * count + begin) * size_of(dtype);

@@ -24,7 +24,7 @@ NetworkGroup::Setup network_setup(const std::string& algorithm, const Options& o
   const DType wire = is_fp16 ? DType::float16 : is_bf16 ? DType::bfloat16 : DType::float32;
   Link link = link_of(options);
   link.bytes_per_s /= static_cast<double>(sharing);
-  return {algorithm, wire, std::move(rates), link};
+  return {algorithm, wire, std::move(rates), link, tuning_of(options).ring_chunk_bytes};
 }
 
 // Of all ranks. Those of one node share memory, or no link.

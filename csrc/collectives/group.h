@@ -55,6 +55,10 @@ using Counts = std::vector<size_t>;
 // Of one array, by rank of the Group.
 using Sources = std::vector<const void*>;
 
+inline size_t count_of(const std::vector<Piece>& pieces) {
+  return std::accumulate(pieces.begin(), pieces.end(), size_t{0},
+                         [](size_t count, const Piece& piece) { return count + piece.count; });
+}
 inline size_t total_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 inline Counts offsets_of(const Counts& counts) {
   Counts offsets(counts.size());

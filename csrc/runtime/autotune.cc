@@ -28,25 +28,16 @@ std::string in_units(const Tuning& tuning, const Autotune::Knob& knob) {
   return with_digits(static_cast<double>(tuning.*knob.member) / static_cast<double>(knob.unit), 0);
 }
 
-size_t bytes_of(double number, size_t unit) { return static_cast<size_t>(number * static_cast<double>(unit)); }
-
 constexpr size_t kKilo = 1024, kMega = 1024 * 1024;
 
 }  // namespace
 
-Tuning tuning_of(const Options& options) {
-  return {bytes_of(options.fusion_threshold_mb, kMega), bytes_of(options.mailbox_kb, kKilo),
-          bytes_of(options.ring_chunk_kb, kKilo), bytes_of(options.ring_from_kb, kKilo)};
-}
-
 std::vector<Autotune::Knob> Autotune::knobs(const Options& options, bool is_one_node, bool shares_nodes) {
   std::vector<Knob> all;
   if (shares_nodes) all.push_back({"mailbox_kb", &Tuning::mailbox_bytes, kKilo, {32 * kKilo, 64 * kKilo}});
-  if (!is_one_node) {
+  if (!is_one_node)
     all.push_back(
         {"ring_chunk_kb", &Tuning::ring_chunk_bytes, kKilo, {30 * kKilo, 60 * kKilo, 240 * kKilo, 960 * kKilo}});
-    all.push_back({"ring_from_kb", &Tuning::ring_from_bytes, kKilo, {64 * kKilo, 192 * kKilo, 512 * kKilo}});
-  }
   all.push_back(
       {"fusion_threshold_mb", &Tuning::fusion_threshold_bytes, kMega, {kMega, 4 * kMega, 16 * kMega, 64 * kMega}});
   all.erase(std::remove_if(all.begin(), all.end(),

@@ -13,8 +13,6 @@
 
 namespace ringtrain {
 
-Tuning tuning_of(const Options& options);
-
 class Autotune {
  public:
   struct Knob {

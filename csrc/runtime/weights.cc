@@ -25,7 +25,9 @@ WeightSum sum_of(double weight) {
 
 void sum_over_ranks(Group& group, std::vector<WeightSum>& sums) {
   static_assert(sizeof(WeightSum) == 2 * sizeof(double));
-  group.allreduce({DType::float64, Reduce::sum, 1.0}, {{sums.data(), sums.data(), 2 * sums.size()}});
+  std::vector<Piece> pieces;  // one each: what shares a plan must not change how it is summed
+  for (WeightSum& sum : sums) pieces.push_back({&sum, &sum, 2});
+  group.allreduce({DType::float64, Reduce::sum, 1.0}, pieces);
 }
 
 std::string trouble_of(const WeightSum& sum) {

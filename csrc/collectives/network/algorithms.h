@@ -18,9 +18,10 @@ struct DoublingMemory {
 // A message has at most `chunk_bytes`.
 void allreduce_by_doubling(Endpoint& peers, const Reduction& reduction, const Piece& array, size_t chunk_bytes,
                            const DoublingMemory& memory);
-// Reduces a small array from the sources of all ranks, to the same bits.
-void reduce_as_by_doubling(const Reduction& reduction, const Sources& sources, void* destination, size_t count,
-                           Scratch& sums);
+// Reduces an array from the sources of all ranks, to the same bits. They are of the reduction's dtype, or float32 where
+// that is a 16-bit float.
+void reduce_by_tree(const Reduction& reduction, DType source_dtype, const Sources& sources, void* destination,
+                    size_t count, Scratch& sums);
 
 // From rank `data.peer`, in a binomial tree: log2(n) steps, each with all of the data.
 void broadcast_by_tree(Endpoint& peers, const Message& data);

@@ -41,6 +41,11 @@ double steps_of_doubling(size_t ranks) {
 
 double steps_of_halving(size_t ranks) { return std::ceil(std::log2(static_cast<double>(ranks))); }
 
+// The smaller one of 0 and -0 follows from the order of two.
+bool commutes(const Reduction& reduction) {
+  return reduction.reduce == Reduce::sum || reduction.reduce == Reduce::product;
+}
+
 // Hops in which the window of a connection grows to `bytes`, or to all that fits on the link.
 double hops_to_grow(double bytes, const Link& link) {
   return kHopsToDouble * std::log2(std::max(1.0, std::min(bytes, link.hop_s * link.bytes_per_s) / kFirstWindow));
@@ -119,23 +124,73 @@ bool Chooser::is_narrowed(const Reduction& reduction) const {
   return is_half(setup_.wire) && reduction.dtype == DType::float32 && reduction.reduce == Reduce::sum;
 }
 
-Way Chooser::for_reduce_scatter(const Reduction& reduction, size_t count) const {
+Way Chooser::of_size(const Reduction& reduction, size_t count) const {
   const bool is_16_bit = is_half(reduction.dtype);
   const Way chosen = way(count * size_of(reduction.dtype), is_16_bit);
   return chosen == Way::library && !Library::can(reduction) ? long_way(is_16_bit) : chosen;
 }
 
 Way Chooser::for_allreduce(const Reduction& reduction, size_t count) const {
-  const Way chosen = for_reduce_scatter(reduction, count);
-  const bool is_long = chosen != Way::doubling && chosen != Way::library;
-  return is_long && is_narrowed(reduction) ? long_way(true) : chosen;
+  return for_summing(summing(reduction, count), reduction, count);
 }
 
-Way Chooser::for_allreduce_of_blocks(const Reduction& reduction, size_t count) const {
-  const Way chosen = for_allreduce(reduction, count);
+// A doubling takes no slices.
+Way Chooser::for_reduce_scatter(const Reduction& reduction, size_t count) const {
+  if (adds_by_ranks(reduction)) return Way::exchange;
+  const Way chosen = of_size(reduction, count);
+  return chosen == Way::doubling ? Way::halving : chosen;
+}
+
+Summing Chooser::summing(const Reduction& reduction, size_t count) const {
+  const bool is_any = has_one_order(reduction);
+  if (is_any && !is_narrowed(reduction)) return {};
+  Way alone = of_size(reduction, count);
+  if (alone == Way::library) return {};
+  const bool is_narrowed = alone != Way::doubling && this->is_narrowed(reduction);
+  if (is_any) return {Order::any, is_narrowed};
+  if (setup_.by_ranks) return {Order::ranks, is_narrowed};
+  if (is_narrowed) alone = long_way(true);
+  if (alone == Way::ring) return {Order::ring, is_narrowed};
+  const std::vector<Way> ways = long_ways_of_tree(reduction);
+  const bool is_tree = alone == Way::doubling || std::find(ways.begin(), ways.end(), alone) != ways.end();
+  return {is_tree ? Order::tree : Order::halving, is_narrowed};
+}
+
+Way Chooser::for_summing(const Summing& summing, const Reduction& reduction, size_t count) const {
+  if (summing.order == Order::ranks) return Way::exchange;
+  if (summing.is_narrowed) return long_way(true);
+  if (summing.order == Order::halving) return Way::halving;
+  if (summing.order == Order::ring) return Way::ring;
+  const Way alone = of_size(reduction, count);
+  if (summing.order != Order::tree || alone == Way::doubling) return alone;
+  const std::vector<Way> ways = long_ways_of_tree(reduction);
+  if (ways.empty()) return Way::doubling;
+  if (std::find(ways.begin(), ways.end(), alone) != ways.end()) return alone;
+  return fastest(ways, {ranks_, count * size_of(reduction.dtype), is_half(reduction.dtype)});
+}
+
+std::optional<Way> Chooser::for_blocks(const Summing& summing, const Reduction& reduction, size_t count) const {
+  const Way chosen = for_summing(summing, reduction, count);
   if (chosen != Way::doubling && chosen != Way::library) return chosen;
-  return chosen == Way::library || is_narrowed(reduction) ? long_way(is_half(reduction.dtype) || is_narrowed(reduction))
-                                                          : Way::halving;
+  if (summing.order == Order::any) return chosen == Way::library ? long_way(is_half(reduction.dtype)) : Way::halving;
+  const std::vector<Way> ways = long_ways_of_tree(reduction);
+  return ways.empty() ? std::nullopt : std::optional(ways.front());
+}
+
+// Integers have the same bits in all orders, and two ranks have one order only.
+bool Chooser::has_one_order(const Reduction& reduction) const {
+  return !is_float(reduction.dtype) || (ranks_ <= 2 && commutes(reduction));
+}
+
+bool Chooser::adds_by_ranks(const Reduction& reduction) const { return setup_.by_ranks && !has_one_order(reduction); }
+
+// The d-th ranks before all owners make the same pairs where their number is a power of two, and each step pairs the
+// sums of the one before: the tree of a doubling, but for the order within a pair. An exchange can add up in any order.
+std::vector<Way> Chooser::long_ways_of_tree(const Reduction& reduction) const {
+  std::vector<Way> ways;
+  if (commutes(reduction) && (ranks_ & (ranks_ - 1)) == 0) ways.push_back(Way::halving);
+  if (ranks_ <= kMostExchanging && setup_.algorithm != "doubling") ways.push_back(Way::exchange);
+  return ways;
 }
 
 Way Chooser::for_allgather(size_t bytes) const {

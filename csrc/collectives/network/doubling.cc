@@ -1,8 +1,9 @@
 // Recursive doubling.
 //
-// In step k = 0, 1, .. every rank exchanges all it has with the rank whose number differs in bit k, and both add the
-// two: after log2(n) steps all have the sum of all. That is the smallest number of messages one after the other, but
-// each of them carries the whole array: halving and doubling (halving.cc) takes twice as many, with fewer bytes.
+// In each step every rank exchanges all it has with the rank whose number differs in one bit, from the highest bit to
+// the lowest one, and both add the two: after log2(n) steps all have the sum of all. That is the smallest number of
+// messages one after the other, but each of them carries the whole array: halving and doubling (halving.cc) takes twice
+// as many, with fewer bytes. Where n is a power of two, that adds up in the same tree.
 //
 // If n is no power of two, the first ranks stand together in pairs: the odd one gives its array to the even one before
 // all this, and gets the sum from it afterwards.
@@ -71,7 +72,7 @@ class Doubling {
       exchange_with(peers_.rank() + 1, 0, sums_.theirs, bytes);
       combine(true, count);
     }
-    for (int bit = 1; bit < power_; bit *= 2) {
+    for (int bit = power_ / 2; bit > 0; bit /= 2) {
       const int partner = number() ^ bit;
       exchange_with(rank_of(partner), bytes, sums_.theirs, bytes);
       combine(number() < partner, count);
@@ -116,29 +117,35 @@ void allreduce_by_doubling(Endpoint& peers, const Reduction& reduction, const Pi
   give(reduction, array.destination, sums.mine, array.count);
 }
 
-void reduce_as_by_doubling(const Reduction& reduction, const Sources& sources, void* destination, size_t count,
-                           Scratch& sums) {
+void reduce_by_tree(const Reduction& reduction, DType source_dtype, const Sources& sources, void* destination,
+                    size_t count, Scratch& sums) {
   const Reduction partial = partial_of(reduction);
   const size_t bytes = count * size_of(partial.dtype);
   char* const first = sums.get(bytes * sources.size());
-  std::vector<char*> left;  // those that are not in the sum of another one
-  for (size_t i = 0; i < sources.size(); ++i) {
-    left.push_back(first + i * bytes);
-    take(reduction, left.back(), sources[i], count);
-  }
-  const auto add_neighbours = [&](size_t pairs) {  // of the first ones; the others stay
-    for (size_t i = 0; i < pairs; ++i) {
-      const void* both[] = {left[2 * i], left[2 * i + 1]};
-      void* sum = left[2 * i];
-      reduce(partial, &sum, 1, both, 2, count);
-      left[i] = left[2 * i];
-    }
-    const auto first_pair = left.begin() + static_cast<std::ptrdiff_t>(pairs);
-    left.erase(first_pair, first_pair + static_cast<std::ptrdiff_t>(pairs));
+  struct Sum {
+    const void* data;
+    char* place;  // where it may be written
   };
-  add_neighbours(left.size() - static_cast<size_t>(power_of(static_cast<int>(left.size()))));
-  while (left.size() > 1) add_neighbours(left.size() / 2);
-  give(reduction, destination, left.front(), count);
+  std::vector<Sum> left;  // those that are not in the sum of another one
+  for (size_t i = 0; i < sources.size(); ++i) {
+    char* const place = first + i * bytes;
+    if (is_half(source_dtype)) widen(source_dtype, reinterpret_cast<float*>(place), sources[i], count);
+    left.push_back({is_half(source_dtype) ? place : sources[i], place});
+  }
+  const auto add = [&](size_t to, size_t from) {
+    const void* both[] = {left[to].data, left[from].data};
+    void* sum = left[to].place;
+    reduce(partial, &sum, 1, both, 2, count);
+    left[to].data = sum;
+  };
+  const auto power = static_cast<size_t>(power_of(static_cast<int>(left.size())));
+  for (size_t number = 0; left.size() > power; ++number) {
+    add(number, number + 1);
+    left.erase(left.begin() + static_cast<std::ptrdiff_t>(number) + 1);
+  }
+  for (size_t distance = power / 2; distance > 0; distance /= 2)
+    for (size_t number = 0; number < distance; ++number) add(number, number + distance);
+  give(reduction, destination, static_cast<const char*>(left.front().data), count);
 }
 
 }  // namespace ringtrain

@@ -1,14 +1,17 @@
 // The direct exchange.
 //
-// In a ring a sum of 16-bit floats would be rounded by every rank that it passes, or travel in 32 bits. Here each slice
-// has an owner, and there are two steps: every rank sends each slice to its owner, who sums all contributions in
-// float32, in the order of the ranks, and rounds once; then every owner sends the sum to all others. In both, at
+// Each slice has an owner, and there are two steps: every rank sends each slice to its owner, who has the values of all
+// ranks and can sum them in any order; then every owner sends the sum to all others. So short arrays that travel
+// together keep the tree of a doubling, with as few bytes as in a ring. 16-bit floats are summed in float32 and rounded
+// once, where in a ring they would be rounded by every rank that they pass, or travel in 32 bits. In both, at
 // distance d = 1 .. n - 1, rank r sends to r + d while it receives from r - d (modulo n), chunk by chunk, so at any
 // moment nobody is sent to by two. As in the ring each rank sends 2 (n - 1) / n times the array; unlike there it needs
 // a connection to everybody.
 #include "collectives/network/exchange.h"
 
 #include <utility>
+
+#include "collectives/network/algorithms.h"
 
 namespace ringtrain {
 namespace {
@@ -19,21 +22,22 @@ constexpr size_t kOwnSlots = Flow::kWindow + 2;
 
 }  // namespace
 
-Exchange::Exchange(const Endpoint& peers, Phases phases, const Reduction& reduction, DType source_dtype, Blocks blocks,
-                   char* slots)
+Exchange::Exchange(const Endpoint& peers, Phases phases, Order order, const Reduction& reduction, DType source_dtype,
+                   Blocks blocks, const Work& work)
     : Pipeline(blocks.size(), 0, phases == Phases::both ? 2 : 1),
       peers_(peers),
+      order_(order),
       reduction_(reduction),
       source_dtype_(source_dtype),
       blocks_(std::move(blocks)),
-      slots_(slots),
+      work_(work),
       others_(others_of(peers)),
       sources_(static_cast<size_t>(peers.size())) {
   lay_out([&](size_t, size_t) { return blocks_.chunks_per_slice() * others_; });
 }
 
-size_t Exchange::slots_bytes(const Endpoint& peers, size_t chunk_elements) {
-  return (slots(peers) + 1) * chunk_elements * sizeof(float);
+size_t Exchange::slots_bytes(const Endpoint& peers, DType source_dtype, size_t chunk_elements) {
+  return slots(peers) * chunk_elements * size_of(source_dtype);
 }
 
 Blocks::Chunk Exchange::outgoing_chunk(const Position& at) const {
@@ -70,9 +74,11 @@ void Exchange::sum(const Blocks::Chunk& chunk, size_t first_message) {
   for (size_t i = 0; i < others_; ++i)
     sources_[peers_.wrap(peers_.rank() - 1 - static_cast<int>(i))] = slot(first_message + i);
   void* destination = chunk.destination;
+  if (order_ == Order::tree)
+    return reduce_by_tree(reduction_, source_dtype_, sources_, destination, chunk.count, work_.sums);
   if (source_dtype_ == reduction_.dtype)
     return reduce(reduction_, &destination, 1, sources_.data(), peers_.size(), chunk.count);
-  void* wide = slots_ + slots(peers_) * blocks_.chunk_elements() * sizeof(float);
+  void* wide = work_.sums.get(chunk.count * sizeof(float));
   reduce({DType::float32, reduction_.reduce, 1.0}, &wide, 1, sources_.data(), peers_.size(), chunk.count);
   narrow(reduction_.dtype, reduction_.scale, destination, static_cast<const float*>(wide), chunk.count);
 }
@@ -88,14 +94,14 @@ bool Exchange::is_free(const Position& incoming, size_t sent) const {
   return first_message(incoming.block, 0) + chunk_index(incoming) * others_ + distance_back - 1 < sent;
 }
 
-NarrowExchange::NarrowExchange(const Endpoint& peers, const Reduction& reduction, Blocks blocks, char* slots)
-    : Exchange(peers, Phases::both, reduction, reduction.dtype, blocks, slots),
+NarrowExchange::NarrowExchange(const Endpoint& peers, Order order, const Reduction& reduction, Blocks blocks,
+                               const Work& work)
+    : Exchange(peers, Phases::both, order, reduction, reduction.dtype, blocks, work),
       chunk_bytes_(blocks.chunk_elements() * size_of(reduction.dtype)),
-      own_slots_(slots + Exchange::slots_bytes(peers, blocks.chunk_elements())) {}
+      own_slots_(work.slots + Exchange::slots_bytes(peers, reduction.dtype, blocks.chunk_elements())) {}
 
-size_t NarrowExchange::slots_bytes(const Endpoint& peers, size_t chunk_elements) {
-  constexpr size_t kHalfBytes = 2;
-  return Exchange::slots_bytes(peers, chunk_elements) + kOwnSlots * chunk_elements * kHalfBytes;
+size_t NarrowExchange::slots_bytes(const Endpoint& peers, DType wire, size_t chunk_elements) {
+  return Exchange::slots_bytes(peers, wire, chunk_elements) + kOwnSlots * chunk_elements * size_of(wire);
 }
 
 // A sum is rounded already.

@@ -1,24 +1,27 @@
-// The messages of an allreduce of 16-bit floats, which go straight to the rank that sums them. The essay is in
-// exchange.cc.
+// The messages of an allreduce whose values go straight to the rank that sums them. The essay is in exchange.cc.
 #pragma once
 
 #include <vector>
 
 #include "collectives/group.h"
+#include "collectives/network/chooser.h"
 #include "collectives/network/pipeline.h"
 
 namespace ringtrain {
 
 class Exchange : public Pipeline {
  public:
-  // Rank r owns slice r. `reduction` is that of 16-bit floats; the sources are such, too, or float32 where they are
-  // sums already. `slots` is slots_bytes() long. Never the
-  // allgather alone.
-  Exchange(const Endpoint& peers, Phases phases, const Reduction& reduction, DType source_dtype, Blocks blocks,
-           char* slots);
+  // Where it works: `slots`, for what arrives, is slots_bytes() long.
+  struct Work {
+    char* slots;
+    Scratch& sums;
+  };
+  // Rank r owns slice r, and adds up in this order: that of a tree, or else of the ranks. Sources are of the
+  // reduction's dtype, or float32 where that is a 16-bit float and they are sums already. Never the allgather alone.
+  Exchange(const Endpoint& peers, Phases phases, Order order, const Reduction& reduction, DType source_dtype,
+           Blocks blocks, const Work& work);
 
-  // For incoming contributions to the sums, and for a sum before it is rounded.
-  static size_t slots_bytes(const Endpoint& peers, size_t chunk_elements);
+  static size_t slots_bytes(const Endpoint& peers, DType source_dtype, size_t chunk_elements);
 
   Message outgoing(size_t i) override;
   Message incoming(size_t i) override;
@@ -35,7 +38,7 @@ class Exchange : public Pipeline {
   Blocks::Chunk incoming_chunk(const Position& at) const;
   DType dtype() const { return reduction_.dtype; }
   // Where message i arrives that does not go to its place at once.
-  char* slot(size_t i) { return slots_ + i % slots(peers_) * blocks_.chunk_elements() * sizeof(float); }
+  char* slot(size_t i) { return work_.slots + i % slots(peers_) * blocks_.chunk_elements() * size_of(source_dtype_); }
   // From this rank's source to its destination, and the others' contributions from their slots.
   void sum(const Blocks::Chunk& chunk, size_t first_message);
 
@@ -49,26 +52,26 @@ class Exchange : public Pipeline {
   static size_t slots(const Endpoint& peers) { return Flow::kWindow + static_cast<size_t>(peers.size() - 1); }
 
   const Endpoint& peers_;
+  const Order order_;
   const Reduction reduction_;
   const DType source_dtype_;
   const Blocks blocks_;
-  char* const slots_;
+  const Work work_;
   const size_t others_;
-  std::vector<const void*> sources_;
+  Sources sources_;
 };
 
 // The messages of an allreduce of float32 that travels in 16 bits.
 //
 // As in the exchange, every slice has an owner. The contribution of a rank to a slice is rounded to 16 bits on its way
-// there; the owner, too, takes its own rounded, sums them in float32 in the order of the ranks and rounds the sum,
-// which is what travels back. So all ranks have the same bits: those that an allreduce of the rounded arrays has.
+// there; the owner, too, takes its own rounded, sums them in float32 and rounds the sum, which is what travels back. So
+// all ranks have the same bits: those that an allreduce of the rounded arrays has.
 class NarrowExchange final : public Exchange {
  public:
-  // Sources and destinations of `blocks` are float32, `reduction` a sum of the 16-bit floats that travel. `slots` is
-  // slots_bytes() long.
-  NarrowExchange(const Endpoint& peers, const Reduction& reduction, Blocks blocks, char* slots);
+  // Sources and destinations of `blocks` are float32, `reduction` a sum of the 16-bit floats that travel.
+  NarrowExchange(const Endpoint& peers, Order order, const Reduction& reduction, Blocks blocks, const Work& work);
 
-  static size_t slots_bytes(const Endpoint& peers, size_t chunk_elements);
+  static size_t slots_bytes(const Endpoint& peers, DType wire, size_t chunk_elements);
 
   Message outgoing(size_t i) override;
   Message incoming(size_t i) override;

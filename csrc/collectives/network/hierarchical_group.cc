@@ -27,21 +27,18 @@ size_t block_elements(const HierarchicalGroup::Parts& parts, size_t total, size_
   return std::clamp(total / kManyBlocks, fewest, most) / kLine * kLine;
 }
 
-size_t count_of(const std::vector<Piece>& arrays) {
-  size_t count = 0;
-  for (const Piece& array : arrays) count += array.count;
-  return count;
-}
-
+// Each array by itself where the owners of its elements matter.
 std::vector<Block> cut(const HierarchicalGroup::Parts& parts, const std::vector<Piece>& arrays, size_t element,
-                       Way way) {
-  const size_t total = count_of(arrays);
+                       const Summing& summing, Way way) {
+  const size_t all = count_of(arrays);
   std::vector<Block> blocks;
   for (const Piece& array : arrays)
-    for_each_part(array.count, block_elements(parts, total, element, way), [&](size_t begin, size_t count) {
-      blocks.push_back({static_cast<const char*>(array.source) + begin * element,
-                        static_cast<char*>(array.destination) + begin * element, parts.column_counts(count)});
-    });
+    for_each_part(
+        array.count, block_elements(parts, has_owners(summing.order) ? array.count : all, element, way),
+        [&](size_t begin, size_t count) {
+          blocks.push_back({static_cast<const char*>(array.source) + begin * element,
+                            static_cast<char*>(array.destination) + begin * element, parts.column_counts(count)});
+        });
   return blocks;
 }
 
@@ -134,7 +131,8 @@ class HierarchicalGroup::Overlapped {
   struct Wide {
     Scratch &block, &slices;
   };
-  Overlapped(const Parts& parts, const Reduction& reduction, const std::vector<Piece>& arrays, const Wide& wide);
+  Overlapped(const Parts& parts, const Summing& summing, Way way, const Reduction& reduction,
+             const std::vector<Piece>& arrays, const Wide& wide);
   void run();
 
  private:
@@ -153,7 +151,6 @@ class HierarchicalGroup::Overlapped {
   const bool is_wide_;
   const DType dtype_;     // of the sums
   const size_t element_;  // bytes of a result
-  const Way way_;         // between the nodes
   const std::vector<Block> blocks_;
   // How many blocks may be behind the one that is waited for: one for each step between the nodes, if there are as
   // many.
@@ -163,16 +160,16 @@ class HierarchicalGroup::Overlapped {
   std::unique_ptr<Stream> stream_;  // null when this rank has no column
 };
 
-HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts, const Reduction& reduction,
-                                          const std::vector<Piece>& arrays, const Wide& wide)
+HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts, const Summing& summing, Way way,
+                                          const Reduction& reduction, const std::vector<Piece>& arrays,
+                                          const Wide& wide)
     : parts_(parts),
       reduction_(reduction),
       is_wide_(is_half(reduction.dtype)),
       dtype_(is_wide_ ? DType::float32 : reduction.dtype),
       element_(size_of(reduction.dtype)),
-      way_(parts.chooser.for_allreduce_of_blocks(reduction, count_of(arrays) / static_cast<size_t>(parts.columns))),
-      blocks_(cut(parts, arrays, element_, way_)),
-      ahead_(std::min(parts.chooser.steps(way_) + 1, blocks_.size())) {
+      blocks_(cut(parts, arrays, element_, summing, way)),
+      ahead_(std::min(parts.chooser.steps(way) + 1, blocks_.size())) {
   size_t longest = 0;
   for (const Block& block : blocks_) {
     longest = std::max(longest, total_of(block.counts));
@@ -188,7 +185,7 @@ HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts,
     const Slice own = slice(k);
     slices.push_back({own.source, own.destination, own.count});
   }
-  stream_ = parts.cross->stream(way_, reduction, dtype_, slices);
+  stream_ = parts.cross->stream(way, summing, reduction, dtype_, slices);
 }
 
 HierarchicalGroup::Overlapped::Slice HierarchicalGroup::Overlapped::slice(size_t k) const {
@@ -272,16 +269,19 @@ AlgorithmChoices HierarchicalGroup::choices(int columns, bool is_even, bool may_
   if (may_overlap) {
     const auto way_of = [&](size_t bytes) {
       const size_t count = bytes / sizeof(float) / static_cast<size_t>(columns);
-      return parts.chooser.for_allreduce_of_blocks({DType::float32}, count);
+      const Reduction sum = {DType::float32};
+      return parts.chooser.for_blocks(parts.chooser.summing(sum, count), sum, count).value_or(Way::doubling);
     };
     AlgorithmChoices overlapped;
     for (const Chooser::Choice& choice : Chooser::choices(way_of)) {
       if (choice.from_bytes <= kOverlapFromBytes) overlapped.clear();
-      const bool is_ring = choice.way == Way::ring;
+      const bool is_ring = choice.way == Way::ring, is_exchange = choice.way == Way::exchange;
       overlapped.push_back({"allreduce", std::max(choice.from_bytes, kOverlapFromBytes),
                             std::string("shared memory in each host, and at the same time ") +
-                                (is_ring ? "a ring" : "halving and doubling") + " between hosts" +
-                                (is_ring ? parts.shares : ""),
+                                (is_ring       ? "a ring"
+                                 : is_exchange ? "an exchange"
+                                               : "halving and doubling") +
+                                " between hosts" + (is_ring ? parts.shares : ""),
                             "link_rates; cross_algorithm=mpi for one after the other; " + none});
     }
     all.insert(all.end(), overlapped.begin(), overlapped.end());
@@ -309,28 +309,46 @@ void HierarchicalGroup::barrier() {
 }
 
 void HierarchicalGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
-  reduce_packed(pieces, size_of(reduction.dtype), packed_,
-                [&](const std::vector<Piece>& arrays) { reduce_arrays(reduction, arrays); });
+  const Chooser& chooser = parts_.chooser;
+  const auto columns = static_cast<size_t>(parts_.columns);
+  const auto summing_of = [&](const Piece& piece) {
+    Summing summing = chooser.summing(reduction, piece.count / columns);
+    const bool is_long = piece.count * size_of(reduction.dtype) >= kOverlapFromBytes;
+    if (parts_.may_overlap && is_long && chooser.is_narrowed(reduction)) summing.is_narrowed = true;
+    return summing;
+  };
+  for_each_kind(pieces, summing_of, [&](const Summing& summing, const std::vector<Piece>& some) {
+    const auto reduce = [&](const std::vector<Piece>& arrays) { reduce_arrays(summing, reduction, arrays); };
+    if (has_owners(summing.order))
+      reduce(some);
+    else
+      reduce_packed(some, size_of(reduction.dtype), packed_, reduce);
+  });
 }
 
-void HierarchicalGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) {
-  if (parts_.may_overlap && count_of(arrays) * size_of(reduction.dtype) >= kOverlapFromBytes)
-    return Overlapped(parts_, reduction, arrays, {wide_, wide_slices_}).run();
-  for (const Piece& array : arrays) reduce_array(reduction, array);
+void HierarchicalGroup::reduce_arrays(const Summing& summing, const Reduction& reduction,
+                                      const std::vector<Piece>& arrays) {
+  const size_t count = count_of(arrays);
+  const bool is_long = has_owners(summing.order) || count * size_of(reduction.dtype) >= kOverlapFromBytes;
+  std::optional<Way> way;
+  if (parts_.may_overlap && is_long)
+    way = parts_.chooser.for_blocks(summing, reduction, count / static_cast<size_t>(parts_.columns));
+  if (way) return Overlapped(parts_, summing, *way, reduction, arrays, {wide_, wide_slices_}).run();
+  for (const Piece& array : arrays) reduce_array(summing, reduction, array);
 }
 
-void HierarchicalGroup::reduce_array(const Reduction& reduction, const Piece& array) {
+void HierarchicalGroup::reduce_array(const Summing& summing, const Reduction& reduction, const Piece& array) {
   if (is_half(reduction.dtype)) {  // the sums of the nodes would be rounded, or overflow, on their way
     auto* wide = reinterpret_cast<float*>(wide_.get(array.count * sizeof(float)));
     widen(reduction.dtype, wide, array.source, array.count);
-    reduce_array(unscaled(reduction, DType::float32), {wide, wide, array.count});
+    reduce_array(summing, unscaled(reduction, DType::float32), {wide, wide, array.count});
     return narrow(reduction.dtype, reduction.scale, array.destination, wide, array.count);
   }
   const Counts counts = parts_.column_counts(array.count);
   const Counts bytes = in_bytes(counts, size_of(reduction.dtype));
   char* slice = static_cast<char*>(array.destination) + offsets_of(bytes)[parts_.place()];
   parts_.node->reduce_scatter(unscaled(reduction, reduction.dtype), array.source, slice, counts);
-  if (parts_.cross) parts_.cross->allreduce(reduction, {{slice, slice, counts[parts_.place()]}});
+  if (parts_.cross) parts_.cross->allreduce_of(summing, reduction, {{slice, slice, counts[parts_.place()]}});
   parts_.node->allgather(slice, array.destination, bytes);
 }
 
@@ -364,9 +382,10 @@ void HierarchicalGroup::allgather_all(const std::vector<Gathering>& arrays) {
 // A reduce-scatter over several nodes: on each node the ranks of a place reduce what their column's ranks will own, and
 // the column reduces and divides it. 16-bit floats are widened on the way into the node, and rounded at the end.
 
-void HierarchicalGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
-                                       const Counts& counts) {
-  if (!parts_.is_even()) return flat_->reduce_scatter(reduction, source, destination, counts);
+void HierarchicalGroup::reduce_scatter_by(Way way, const Reduction& reduction, const Scattering& array) {
+  const void* const source = array.source;
+  void* const destination = array.destination;
+  const Counts& counts = array.counts;
   const bool is_wide = is_half(reduction.dtype);
   const DType dtype = is_wide ? DType::float32 : reduction.dtype;
   const size_t given = size_of(reduction.dtype), element = size_of(dtype);
@@ -391,16 +410,20 @@ void HierarchicalGroup::reduce_scatter(const Reduction& reduction, const void* s
     parts_.node->reduce_scatter({dtype, reduction.reduce}, by_column, next, run.columns());
     next += run.columns()[parts_.place()] * element;
   });
-  if (!is_wide) return parts_.cross->reduce_scatter(reduction, of_node, destination, own_column);
+  if (!is_wide) return parts_.cross->reduce_scatter_by(way, reduction, {of_node, destination, own_column});
   const size_t count = own_column[static_cast<size_t>(parts_.own_node)];
   auto* sums = reinterpret_cast<float*>(run_.get(count * element));
-  parts_.cross->reduce_scatter({dtype, reduction.reduce}, of_node, sums, own_column);
+  parts_.cross->reduce_scatter_by(way, {dtype, reduction.reduce}, {of_node, sums, own_column});
   narrow(reduction.dtype, reduction.scale, destination, sums, count);
 }
 
 void HierarchicalGroup::reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) {
-  scatter_packed(arrays, rank(), size_of(reduction.dtype), packed_, [&](const Scattering& array) {
-    reduce_scatter(reduction, array.source, array.destination, array.counts);
+  if (!parts_.is_even()) return flat_->reduce_scatter_all(reduction, arrays);
+  const Reduction wide = {is_half(reduction.dtype) ? DType::float32 : reduction.dtype, reduction.reduce};
+  const auto columns = static_cast<size_t>(parts_.columns);
+  for_each_way(parts_.chooser, wide, columns, arrays, [&](Way way, const std::vector<Scattering>& some) {
+    scatter_packed(some, rank(), size_of(reduction.dtype), packed_,
+                   [&](const Scattering& array) { reduce_scatter_by(way, reduction, array); });
   });
 }
 

@@ -60,7 +60,10 @@ class HierarchicalGroup final : public Group {
   static AlgorithmChoices choices(int columns, bool is_even, bool may_overlap, const PartChoices& parts);
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
-  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
+                      const Counts& counts) override {
+    reduce_scatter_all(reduction, {{source, destination, counts}});
+  }
   void reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void allgather_all(const std::vector<Gathering>& arrays) override;
@@ -73,9 +76,10 @@ class HierarchicalGroup final : public Group {
  private:
   class Overlapped;
 
-  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays);
+  void reduce_arrays(const Summing& summing, const Reduction& reduction, const std::vector<Piece>& arrays);
   // The stages one after the other.
-  void reduce_array(const Reduction& reduction, const Piece& array);
+  void reduce_array(const Summing& summing, const Reduction& reduction, const Piece& array);
+  void reduce_scatter_by(Way way, const Reduction& reduction, const Scattering& array);
 
   const Parts parts_;
   const std::shared_ptr<Group> flat_;

@@ -27,7 +27,7 @@ size_t rounded_up(size_t count) { return (count + kLine - 1) / kLine * kLine; }
 }  // namespace
 
 size_t NetworkGroup::block_elements(Way way, size_t total, size_t element) const {
-  const size_t chunk = std::max(kLine, tuning_.ring_chunk_bytes / element / kLine * kLine);
+  const size_t chunk = std::max(kLine, chunk_bytes_ / element / kLine * kLine);
   if (way != Way::halving) return chunk * kChunksPerStep * static_cast<size_t>(size());
   // In halving the first step has half of a block, whatever the number of ranks.
   const size_t few = rounded_up(total / kFewBlocks);
@@ -43,9 +43,10 @@ size_t NetworkGroup::chunk_elements(size_t longest_slice, size_t element) const 
   return std::min(limit, shorter);
 }
 
-std::unique_ptr<Pipeline> NetworkGroup::pipeline(Way way, Phases phases, const Reduction& reduction, DType source_dtype,
+std::unique_ptr<Pipeline> NetworkGroup::pipeline(Way way, Phases phases, const Summing& summing,
+                                                 const Reduction& reduction, DType source_dtype,
                                                  std::vector<Block> blocks) {
-  const bool narrows = phases == Phases::both && chooser_.is_narrowed(reduction);
+  const bool narrows = summing.is_narrowed;
   const Reduction narrow = {wire_, reduction.reduce, reduction.scale};
   if (way == Way::halving) {
     const auto dtypes = narrows ? Halving::Dtypes::narrowed(wire_) : Halving::Dtypes::of(source_dtype, reduction.dtype);
@@ -62,15 +63,17 @@ std::unique_ptr<Pipeline> NetworkGroup::pipeline(Way way, Phases phases, const R
   if (narrows) {
     const size_t chunk = chunk_elements(longest, size_of(wire_));
     Blocks cut(std::move(blocks), {sizeof(float), sizeof(float)}, chunk);
-    char* slots = slots_.get(NarrowExchange::slots_bytes(peers_, chunk));
-    return std::make_unique<NarrowExchange>(peers_, narrow, std::move(cut), slots);
+    char* slots = slots_.get(NarrowExchange::slots_bytes(peers_, wire_, chunk));
+    return std::make_unique<NarrowExchange>(peers_, summing.order, narrow, std::move(cut),
+                                            Exchange::Work{slots, mine_});
   }
   const size_t source_bytes = size_of(source_dtype), bytes = size_of(reduction.dtype);
   const size_t chunk = chunk_elements(longest, source_bytes);
   Blocks cut(std::move(blocks), {source_bytes, bytes}, chunk);
   if (way == Way::exchange) {
-    char* slots = slots_.get(Exchange::slots_bytes(peers_, chunk));
-    return std::make_unique<Exchange>(peers_, phases, reduction, source_dtype, std::move(cut), slots);
+    char* slots = slots_.get(Exchange::slots_bytes(peers_, source_dtype, chunk));
+    return std::make_unique<Exchange>(peers_, phases, summing.order, reduction, source_dtype, std::move(cut),
+                                      Exchange::Work{slots, mine_});
   }
   char* slots = slots_.get(Ring::slots_bytes(chunk * bytes));
   return std::make_unique<Ring>(peers_, phases, reduction, std::move(cut), slots);
@@ -81,19 +84,21 @@ Counts NetworkGroup::slices(Way way, size_t count) const {
   return (way == Way::exchange ? exchange_shares_ : ring_shares_).slices(count);
 }
 
-void NetworkGroup::run_in_blocks(Way way, Phases phases, const Reduction& reduction, std::vector<Block> blocks) {
-  const auto messages = pipeline(way, phases, reduction, reduction.dtype, std::move(blocks));
+void NetworkGroup::run_in_blocks(Way way, Phases phases, const Summing& summing, const Reduction& reduction,
+                                 std::vector<Block> blocks) {
+  const auto messages = pipeline(way, phases, summing, reduction, reduction.dtype, std::move(blocks));
   messages->release_all();
   run(peers_, *messages);
 }
 
-std::unique_ptr<Stream> NetworkGroup::stream(Way way, const Reduction& reduction, DType source_dtype,
-                                             const std::vector<Piece>& blocks) {
+std::unique_ptr<Stream> NetworkGroup::stream(Way way, const Summing& summing, const Reduction& reduction,
+                                             DType source_dtype, const std::vector<Piece>& blocks) {
   std::vector<Block> cut;
   for (const Piece& block : blocks)
     cut.push_back(
         {static_cast<const char*>(block.source), static_cast<char*>(block.destination), slices(way, block.count)});
-  return std::make_unique<Stream>(peers_, pipeline(way, Phases::both, reduction, source_dtype, std::move(cut)));
+  return std::make_unique<Stream>(peers_,
+                                  pipeline(way, Phases::both, summing, reduction, source_dtype, std::move(cut)));
 }
 
 const char* const NetworkGroup::of_16_bit_floats = " of 16-bit floats";
@@ -111,7 +116,8 @@ AlgorithmChoices NetworkGroup::choices(const Setup& setup, const Tuning& tuning,
   AlgorithmChoices all;
   const auto add = [&](bool is_allreduce, bool is_16_bit) {
     const DType wire = is_16_bit ? DType::float16 : setup.wire;
-    const Setup of_dtype = {setup.algorithm, wire, setup.rates, setup.link};
+    Setup of_dtype = setup;
+    of_dtype.wire = wire;
     const Reduction sum = {is_16_bit ? DType::float16 : DType::float32};
     const auto way_of = [&](size_t bytes) {
       const size_t count = bytes / size_of(sum.dtype);
@@ -156,6 +162,7 @@ NetworkGroup::NetworkGroup(Endpoint peers, const Tuning& tuning, const Setup& se
       peers_(std::move(peers)),
       tuning_(tuning),
       wire_(setup.wire),
+      chunk_bytes_(setup.chunk_bytes),
       ring_shares_(setup.ring_shares(static_cast<size_t>(size()))),
       exchange_shares_(setup.exchange_shares(static_cast<size_t>(size()))),
       chooser_(setup.chooser(static_cast<size_t>(size()), tuning)) {
@@ -175,11 +182,11 @@ void NetworkGroup::measure() {
 bool NetworkGroup::is_library_clearly_faster(size_t bytes, Way other) {
   char* data = whole_.get(bytes);
   const auto seconds = [&](Way way) {
-    const auto work = [&] { reduce_arrays(way, {DType::uint8}, {{data, data, bytes}}); };
+    const auto work = [&] { reduce_arrays(way, {}, {DType::uint8}, {{data, data, bytes}}); };
     return probe_s(work, [&](double seconds) {
       auto* value = reinterpret_cast<double*>(data);
       *value = seconds;
-      reduce_arrays(Way::ring, {DType::float64, Reduce::max}, {{value, value, 1}});
+      reduce_arrays(Way::ring, {}, {DType::float64, Reduce::max}, {{value, value, 1}});
       return *value;
     });
   };
@@ -188,21 +195,33 @@ bool NetworkGroup::is_library_clearly_faster(size_t bytes, Way other) {
 }
 
 void NetworkGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
-  size_t count = 0;
-  for (const Piece& piece : pieces) count += piece.count;
-  const Way way = chooser_.for_allreduce(reduction, count);
+  for_each_kind(
+      pieces, [&](const Piece& piece) { return chooser_.summing(reduction, piece.count); },
+      [&](const Summing& summing, const std::vector<Piece>& some) { allreduce_of(summing, reduction, some); });
+}
+
+void NetworkGroup::allreduce_of(const Summing& summing, const Reduction& reduction, const std::vector<Piece>& pieces) {
+  const Way way = chooser_.for_summing(summing, reduction, count_of(pieces));
+  if (has_owners(summing.order)) return reduce_by_owners(way, summing, reduction, pieces);
   reduce_packed(pieces, size_of(reduction.dtype), packed_,
-                [&](const std::vector<Piece>& arrays) { reduce_arrays(way, reduction, arrays); });
+                [&](const std::vector<Piece>& arrays) { reduce_arrays(way, summing, reduction, arrays); });
 }
 
 bool NetworkGroup::reduce_values(const Reduction& reduction, const Sources& sources, void* destination, size_t count) {
-  if (chooser_.for_allreduce(reduction, count) != Way::doubling) return false;
-  reduce_as_by_doubling(reduction, sources, destination, count, mine_);
+  const Summing summing = chooser_.summing(reduction, count);
+  const bool is_by_ranks = summing.order == Order::ranks && !summing.is_narrowed;
+  if (is_by_ranks)
+    reduce(reduction, &destination, 1, sources.data(), size(), count);
+  else if (chooser_.for_summing(summing, reduction, count) == Way::doubling)
+    reduce_by_tree(reduction, reduction.dtype, sources, destination, count, mine_);
+  else
+    return false;
   return true;
 }
 
-void NetworkGroup::reduce_arrays(Way way, const Reduction& reduction, const std::vector<Piece>& arrays) {
-  if (way != Way::doubling && way != Way::library) return reduce_in_blocks(way, reduction, arrays);
+void NetworkGroup::reduce_arrays(Way way, const Summing& summing, const Reduction& reduction,
+                                 const std::vector<Piece>& arrays) {
+  if (way != Way::doubling && way != Way::library) return reduce_in_blocks(way, summing, reduction, arrays);
   for (const Piece& array : arrays) {
     if (way == Way::library)
       library_->allreduce(reduction, array);
@@ -211,36 +230,55 @@ void NetworkGroup::reduce_arrays(Way way, const Reduction& reduction, const std:
   }
 }
 
-void NetworkGroup::reduce_in_blocks(Way way, const Reduction& reduction, const std::vector<Piece>& arrays) {
-  const size_t element = size_of(reduction.dtype);
-  size_t total = 0;
-  for (const Piece& array : arrays) total += array.count;
+void NetworkGroup::cut(Way way, const Piece& array, size_t element, size_t total, std::vector<Block>& blocks) const {
+  for_each_part(array.count, block_elements(way, total, element), [&](size_t begin, size_t count) {
+    blocks.push_back({static_cast<const char*>(array.source) + begin * element,
+                      static_cast<char*>(array.destination) + begin * element, slices(way, count)});
+  });
+}
+
+void NetworkGroup::reduce_in_blocks(Way way, const Summing& summing, const Reduction& reduction,
+                                    const std::vector<Piece>& arrays) {
   std::vector<Block> blocks;
-  for (const Piece& array : arrays)
-    for_each_part(array.count, block_elements(way, total, element), [&](size_t begin, size_t count) {
-      blocks.push_back({static_cast<const char*>(array.source) + begin * element,
-                        static_cast<char*>(array.destination) + begin * element, slices(way, count)});
-    });
-  run_in_blocks(way, Phases::both, reduction, std::move(blocks));
+  for (const Piece& array : arrays) cut(way, array, size_of(reduction.dtype), count_of(arrays), blocks);
+  run_in_blocks(way, Phases::both, summing, reduction, std::move(blocks));
+}
+
+void NetworkGroup::reduce_by_owners(Way way, const Summing& summing, const Reduction& reduction,
+                                    const std::vector<Piece>& pieces) {
+  const size_t element = size_of(reduction.dtype);
+  std::vector<Block> blocks, small;
+  for (const Piece& piece : pieces)
+    cut(way, piece, element, piece.count, piece.count * element < kLargeBytes ? small : blocks);
+  const size_t most = block_elements(way, count_of(pieces), element);
+  const JoinedBlocks joined(std::move(small), most, element, packed_);
+  blocks.insert(blocks.end(), joined.joined().begin(), joined.joined().end());
+  if (blocks.empty()) return;
+  run_in_blocks(way, Phases::both, summing, reduction, std::move(blocks));
+  joined.unpack();
 }
 
 void NetworkGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                                   const Counts& counts) {
-  const size_t total = total_of(counts), element = size_of(reduction.dtype);
+  reduce_scatter_by(chooser_.for_reduce_scatter(reduction, total_of(counts)), reduction, {source, destination, counts});
+}
+
+void NetworkGroup::reduce_scatter_by(Way way, const Reduction& reduction, const Scattering& array) {
+  const size_t total = total_of(array.counts), element = size_of(reduction.dtype), own = static_cast<size_t>(rank());
   if (total == 0) return;
-  const Way way = chooser_.for_reduce_scatter(reduction, total);
   char* whole = whole_.get(total * element);
   if (way == Way::library)
-    reduce_arrays(way, reduction, {{source, whole, total}});
+    reduce_arrays(way, {}, reduction, {{array.source, whole, total}});
   else
-    run_in_blocks(way == Way::doubling ? Way::halving : way, Phases::reduce_scatter, reduction,
-                  {{static_cast<const char*>(source), whole, counts}});
-  copy(destination, whole + offsets_of(counts)[rank()] * element, counts[rank()] * element);
+    run_in_blocks(way, Phases::reduce_scatter, {}, reduction,
+                  {{static_cast<const char*>(array.source), whole, array.counts}});
+  copy(array.destination, whole + offsets_of(array.counts)[own] * element, array.counts[own] * element);
 }
 
 void NetworkGroup::reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) {
-  scatter_packed(arrays, rank(), size_of(reduction.dtype), packed_, [&](const Scattering& array) {
-    reduce_scatter(reduction, array.source, array.destination, array.counts);
+  for_each_way(chooser_, reduction, 1, arrays, [&](Way way, const std::vector<Scattering>& some) {
+    scatter_packed(some, rank(), size_of(reduction.dtype), packed_,
+                   [&](const Scattering& array) { reduce_scatter_by(way, reduction, array); });
   });
 }
 
@@ -249,7 +287,7 @@ void NetworkGroup::allgather(const void* source, void* destination, const Counts
   if (total == 0) return;
   char* all = static_cast<char*>(destination);
   copy(all + offsets_of(bytes)[rank()], source, bytes[rank()]);
-  run_in_blocks(chooser_.for_allgather(total), Phases::allgather, {DType::uint8}, {{all, all, bytes}});
+  run_in_blocks(chooser_.for_allgather(total), Phases::allgather, {}, {DType::uint8}, {{all, all, bytes}});
 }
 
 void NetworkGroup::allgather_all(const std::vector<Gathering>& arrays) {

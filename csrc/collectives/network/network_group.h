@@ -25,6 +25,9 @@ class NetworkGroup final : public Group {
     DType wire = DType::float32;  // in which long sums of float32 travel
     LinkRates rates;              // of each rank
     Link link;
+    // By which blocks are cut: that of the option, since autotune, which follows timing, may change the one in Tuning.
+    size_t chunk_bytes = 60 << 10;
+    bool by_ranks = false;  // whether floats are added up in the order of the ranks
 
     Shares ring_shares(size_t ranks) const { return rates.empty() ? Shares::equal(ranks) : Shares::of_ring(rates); }
     Shares exchange_shares(size_t ranks) const {
@@ -32,7 +35,7 @@ class NetworkGroup final : public Group {
     }
     Chooser chooser(size_t ranks, const Tuning& tuning) const {
       const bool is_even = ring_shares(ranks).are_equal() && exchange_shares(ranks).are_equal();
-      return {{algorithm, wire, link, is_even}, ranks, tuning};
+      return {{algorithm, wire, link, is_even, by_ranks}, ranks, tuning};
     }
     // Which ranks own how much of a long sum of float32, for AlgorithmChoice; empty if equal.
     std::string shares_text(size_t ranks) const {
@@ -53,9 +56,13 @@ class NetworkGroup final : public Group {
   void measure();
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  // Of pieces that are summed alike.
+  void allreduce_of(const Summing& summing, const Reduction& reduction, const std::vector<Piece>& pieces);
   bool reduce_values(const Reduction& reduction, const Sources& sources, void* destination, size_t count) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) override;
+  // In such a way of Chooser::for_reduce_scatter().
+  void reduce_scatter_by(Way way, const Reduction& reduction, const Scattering& array);
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void allgather_all(const std::vector<Gathering>& arrays) override;
   void allgather_parts(const Parts& parts, void* destination, size_t bytes) override;
@@ -66,18 +73,24 @@ class NetworkGroup final : public Group {
 
   // An allreduce of blocks that come one by one, in a way that takes blocks: release() each of them on the Stream. One
   // at a time. Sources are of the reduction's dtype, or float32 where that is a 16-bit float.
-  std::unique_ptr<Stream> stream(Way way, const Reduction& reduction, DType source_dtype,
+  std::unique_ptr<Stream> stream(Way way, const Summing& summing, const Reduction& reduction, DType source_dtype,
                                  const std::vector<Piece>& blocks);
 
  private:
   bool is_library_clearly_faster(size_t bytes, Way other);
-  void reduce_arrays(Way way, const Reduction& reduction, const std::vector<Piece>& arrays);
-  void reduce_in_blocks(Way way, const Reduction& reduction, const std::vector<Piece>& arrays);
-  void run_in_blocks(Way way, Phases phases, const Reduction& reduction, std::vector<Block> blocks);
-  std::unique_ptr<Pipeline> pipeline(Way way, Phases phases, const Reduction& reduction, DType source_dtype,
-                                     std::vector<Block> blocks);
+  void reduce_arrays(Way way, const Summing& summing, const Reduction& reduction, const std::vector<Piece>& arrays);
+  void reduce_in_blocks(Way way, const Summing& summing, const Reduction& reduction, const std::vector<Piece>& arrays);
+  // The owner of an element follows from its place in its own array.
+  void reduce_by_owners(Way way, const Summing& summing, const Reduction& reduction, const std::vector<Piece>& pieces);
+  // Adds those of a part of an array.
+  void cut(Way way, const Piece& array, size_t element, size_t total, std::vector<Block>& blocks) const;
+  void run_in_blocks(Way way, Phases phases, const Summing& summing, const Reduction& reduction,
+                     std::vector<Block> blocks);
+  std::unique_ptr<Pipeline> pipeline(Way way, Phases phases, const Summing& summing, const Reduction& reduction,
+                                     DType source_dtype, std::vector<Block> blocks);
   size_t chunk_elements(size_t longest_slice, size_t element) const;
-  // Of a block that is long enough to keep the links busy, and short enough for many to be under way.
+  // Of a block that is long enough to keep the links busy, and short enough for many to be under way. Does not follow
+  // from Tuning.
   size_t block_elements(Way way, size_t total, size_t element) const;
   // The part of a block that each rank owns.
   Counts slices(Way way, size_t count) const;
@@ -85,6 +98,7 @@ class NetworkGroup final : public Group {
   Endpoint peers_;
   const Tuning& tuning_;
   const DType wire_;
+  const size_t chunk_bytes_;  // of Setup
   const Shares ring_shares_, exchange_shares_;
   Chooser chooser_;
   std::optional<Library> library_;  // where it may be a way

@@ -5,8 +5,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr size_t kLargeBytes = 1 << 20;  // from here on packing costs more than another operation
-
 // Calls visit() for each large one of these arrays, or where only one of them is small for that, too. Returns the other
 // small ones, which are not empty.
 template <typename Array, typename Bytes, typename Visit>
@@ -27,6 +25,18 @@ std::vector<Array> small_of(const std::vector<Array>& arrays, Bytes bytes_of, co
 }
 
 }  // namespace
+
+void for_each_way(const Chooser& chooser, const Reduction& reduction, size_t parts,
+                  const std::vector<Group::Scattering>& arrays,
+                  const std::function<void(Way, const std::vector<Group::Scattering>&)>& visit) {
+  size_t all = 0;
+  for (const Group::Scattering& array : arrays) all += total_of(array.counts);
+  const bool is_any = chooser.has_one_order(reduction);
+  const auto way_of = [&](const Group::Scattering& array) {
+    return chooser.for_reduce_scatter(reduction, (is_any ? all : total_of(array.counts)) / parts);
+  };
+  for_each_kind(arrays, way_of, visit);
+}
 
 void reduce_packed(const std::vector<Piece>& pieces, size_t element_bytes, Scratch& packed,
                    const std::function<void(const std::vector<Piece>&)>& reduce) {

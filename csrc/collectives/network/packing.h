@@ -6,9 +6,18 @@
 #include <vector>
 
 #include "collectives/group.h"
+#include "collectives/network/chooser.h"
 #include "kernels/copy.h"
 
 namespace ringtrain {
+
+inline constexpr size_t kLargeBytes = 1 << 20;  // from here on packing costs more than another operation
+
+// Calls visit(way, arrays) for all of these arrays that are to take a way of the chooser for so many parts of an array:
+// each that for itself, or all together where the way changes no bits.
+void for_each_way(const Chooser& chooser, const Reduction& reduction, size_t parts,
+                  const std::vector<Group::Scattering>& arrays,
+                  const std::function<void(Way, const std::vector<Group::Scattering>&)>& visit);
 
 // Calls reduce() with the large ones of these pieces and, in one array in `packed`, the small ones, which then get what
 // has become of them. The arrays that it gets are not empty, and there is at least one. No pieces, no call.

@@ -20,6 +20,7 @@
 
 #include "base/wait.h"
 #include "collectives/group.h"
+#include "collectives/joined_blocks.h"
 #include "network/endpoint.h"
 
 namespace ringtrain {
@@ -82,13 +83,6 @@ class Flow {
 void run(Endpoint& peers, Messages& messages);
 // One message each way, cut into chunks.
 void exchange(Endpoint& peers, const Message& outgoing, const Message& incoming, size_t chunk_bytes);
-
-// Slices laid end to end; counts[r] elements for rank r.
-struct Block {
-  const char* source;
-  char* destination;
-  Counts counts;
-};
 
 // Arrays cut into blocks, blocks into a slice for each rank, slices into chunks: a chunk is what one message carries.
 class Blocks {
