@@ -3,6 +3,7 @@
 //
 // engine_threads handles: one thread finishes Handles while another asks to be called.
 // engine_threads alone SEED: one rank, whose results are not waited for.
+// engine_threads stories SEED: over sockets, tells the same sums twice with other pauses, and compares their bits.
 // engine_threads sockets|shared HOW SEED: over sockets, as threads of this process, or over shared memory, as
 // processes. HOW: 0 and 1 end well, 1 with two streams and autotune; 2 a script fails; 3 a rank is lost; 4 a rank shuts
 // down. SEED: draws where threads pause around locks, other than 0.
@@ -372,6 +373,51 @@ void finish_while_asking() {
       fail("a Handle has called " + std::to_string(calls[i]) + " of " + std::to_string(asked[i]) + " callbacks");
 }
 
+// The sums of a rank, with pauses that the story draws between their submissions. Sizes and values follow from the
+// seed.
+std::vector<std::vector<float>> tell(const Job& job, int rank, unsigned story) {
+  constexpr size_t kSums = 40, kShort = 20'000, kLong = 300'000;
+  constexpr unsigned kLongestPause_us = 1500, kOften = 3;
+  Engine engine(world_of(job, rank), options_of(job), std::make_shared<Resources>());
+  Calls calls;
+  std::mt19937 sizes(seed), values(100 * seed + static_cast<unsigned>(rank)),
+      pauses(10'000 * seed + 100 * story + static_cast<unsigned>(rank));
+  for (size_t i = 0; i < kSums; ++i) {
+    calls.arrays.emplace_back(1 + sizes() % (sizes() % kOften == 0 ? kLong : kShort));
+    for (float& value : calls.arrays.back()) value = static_cast<float>(values()) / 1e9f;
+  }
+  for (size_t i = 0; i < kSums; ++i) {
+    if (pauses() % kOften == 0) usleep(static_cast<useconds_t>(pauses() % kLongestPause_us));
+    const std::string name = "sum" + std::to_string(i);
+    calls.handles.push_back(
+        engine.submit(submission(OpKind::allreduce, name, {0, {}}, calls.arrays[i]), Engine::Caller::goes_on));
+  }
+  for (const auto& handle : calls.handles) {
+    while (!engine.wait(*handle, kNever_s, never)) continue;
+    handle->result();
+  }
+  engine.shutdown();
+  return calls.arrays;
+}
+
+// Sums of ranks that are threads: those of the first one. A doubling among five has another order than the ranks have.
+std::vector<std::vector<float>> sums_of(unsigned story) {
+  constexpr int kManyRanks = 5;
+  const Job job(kManyRanks, false, kEndsWell);
+  std::vector<std::vector<std::vector<float>>> sums(kManyRanks);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kManyRanks; ++rank)
+    ranks.emplace_back([&, rank] { sums[static_cast<size_t>(rank)] = tell(job, rank, story); });
+  for (std::thread& rank : ranks) rank.join();
+  for (const auto& of_rank : sums)
+    if (of_rank != sums.front()) fail("the ranks have other bits");
+  return sums.front();
+}
+
+void compare_stories() {
+  if (sums_of(0) != sums_of(1)) fail("the same sums have other bits in another story");
+}
+
 // A thread that is about to take a lock, or has let go of one, pauses now and then.
 void pause_now_and_then() {
   static std::atomic<unsigned> threads{0};
@@ -426,6 +472,8 @@ int main(int count, char** words) {
   if (way != "handles") seed = static_cast<unsigned>(std::atoi(words[count - 1]));
   if (way == "handles")
     finish_while_asking();
+  else if (way == "stories")
+    compare_stories();
   else if (way == "alone")
     run(Job(1, false, kEndsWell));
   else
