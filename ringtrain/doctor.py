@@ -609,14 +609,14 @@ _PREDICTED_BYTES = tuple(4**power for power in range(1, 16))
 def predictions(ranks_of_hosts: Sequence[int], settings: dict[str, str]) -> list[Data]:
     """Return the algorithm between hosts, its predicted seconds and its connections, by the bytes of an allreduce.
 
-    Nothing where all ranks share memory, or MPI reduces. Arguments as those of `algorithms`.
+    Nothing where all ranks share memory, or MPI or reduction_order decides. Arguments as those of `algorithms`.
     """
     shares_memory = settings["shared_memory"] == "auto" and settings["allreduce_algorithm"] in ("auto", "measured")
     ranks, lanes = (len(ranks_of_hosts), min(ranks_of_hosts)) if shares_memory else (sum(ranks_of_hosts), 1)
     algorithm = settings["cross_algorithm" if shares_memory and max(ranks_of_hosts) > 1 else "allreduce_algorithm"]
     sharing = lanes if shares_memory else math.ceil(ranks / len(ranks_of_hosts)) if len(ranks_of_hosts) > 1 else 1
     bytes_per_s = 1e9 / 8 * float(settings["link_gbit"]) / sharing
-    if ranks == 1 or algorithm == "mpi":
+    if ranks == 1 or algorithm == "mpi" or settings["reduction_order"] == "ranks":
         return []
     predict = importlib.import_module("ringtrain._core").predict_allreduce
     found: list[Data] = []

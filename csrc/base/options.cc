@@ -111,6 +111,10 @@ const std::vector<Entry>& entries() {
       choice(&Options::wire_format, "wire_format", {"none", "fp16", "bf16"},
              "16-bit floats in which sums and averages of float32 travel between nodes, where recursive doubling "
              "is too slow for them; they are added up in float32."),
+      choice(&Options::reduction_order, "reduction_order", {"auto", "ranks"},
+             "Order in which the values of the ranks are added up: auto takes one that follows from the array, the "
+             "ranks and their hosts; ranks adds rank 1 to rank 0, then rank 2 and so on, with the same bits on any "
+             "hosts and networks, for which all values of floats go straight to a rank that adds them."),
       choice(
           &Options::gpu_algorithm, "gpu_algorithm", {"auto", "nccl", "hierarchical", "staged"},
           "Algorithm for arrays on GPUs: auto takes NCCL if it connects the ranks and each rank has a GPU of its own, "

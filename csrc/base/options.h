@@ -43,6 +43,7 @@ struct Options {
   std::string cross_algorithm        = "auto";
   std::string link_rates             = "off";
   std::string wire_format            = "none";
+  std::string reduction_order        = "auto";
   std::string gpu_algorithm          = "auto";
   std::string gpu_cross_algorithm    = "nccl";
   int64_t     gpus_per_rank          = 1;

@@ -24,7 +24,8 @@ NetworkGroup::Setup network_setup(const std::string& algorithm, const Options& o
   const DType wire = is_fp16 ? DType::float16 : is_bf16 ? DType::bfloat16 : DType::float32;
   Link link = link_of(options);
   link.bytes_per_s /= static_cast<double>(sharing);
-  return {algorithm, wire, std::move(rates), link, tuning_of(options).ring_chunk_bytes};
+  const bool by_ranks = options.reduction_order == "ranks";
+  return {algorithm, wire, std::move(rates), link, tuning_of(options).ring_chunk_bytes, by_ranks};
 }
 
 // Of all ranks. Those of one node share memory, or no link.
@@ -93,6 +94,7 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
       static_cast<int>(std::find(nodes.begin(), nodes.end(), placement.own_node()) - nodes.begin()),
       placement.fewest_ranks_on_a_node(),
       options.cross_algorithm != "mpi",
+      across.by_ranks,
       across.chooser(nodes.size(), tuning)};
   if (placement.place_on_node() < parts.columns) {
     std::vector<int> cross;  // the rank with this rank's place on each node
@@ -112,9 +114,10 @@ AlgorithmChoices choices_for(const Placement& placement, const Options& options,
   const int columns = placement.fewest_ranks_on_a_node();
   const bool is_even = static_cast<size_t>(columns) * nodes.size() == placement.ranks.size();
   const NetworkGroup::Setup cross = cross_setup(placement, options);
-  return HierarchicalGroup::choices(columns, is_even, options.cross_algorithm != "mpi",
-                                    {NetworkGroup::choices(cross, tuning, nodes.size()), flat,
-                                     cross.shares_text(nodes.size()), cross.chooser(nodes.size(), tuning)});
+  return HierarchicalGroup::choices(
+      columns, is_even, options.cross_algorithm != "mpi",
+      {NetworkGroup::choices(cross, tuning, nodes.size()), flat, cross.shares_text(nodes.size()),
+       cross.chooser(nodes.size(), tuning), cross.by_ranks});
 }
 
 }  // namespace ringtrain

@@ -31,6 +31,7 @@ class Options(TypedDict, total=False):
     cross_algorithm: Literal["auto", "ring", "doubling", "mpi", "measured"]
     link_rates: str
     wire_format: Literal["none", "fp16", "bf16"]
+    reduction_order: Literal["auto", "ranks"]
     gpu_algorithm: Literal["auto", "nccl", "hierarchical", "staged"]
     gpu_cross_algorithm: Literal["nccl", "mpi", "cuda_aware_mpi"]
     gpus_per_rank: float

@@ -393,6 +393,9 @@ def test_the_algorithms_of_several_hosts_depend_on_the_ranks_of_each() -> None:
     forced = choices("2,2", allreduce_algorithm="ring", wire_format="bf16")
     exchange = "each rank gets its slice of all others, and sends its sum to all"
     assert forced["allreduce"] == [(0, f"{exchange}; sums of float32 travel as bfloat16")]
+    by_ranks = choices("2,2", reduction_order="ranks")
+    assert by_ranks["allreduce"] == by_ranks["reducescatter"] == [(0, exchange)]
+    assert by_ranks["allgather"] == even["allgather"]
     assert choices("8,8", cross_algorithm="mpi")["allreduce"][-1][1].endswith(
         "that of MPI; a ring for what MPI cannot reduce"
     )

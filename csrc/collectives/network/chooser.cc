@@ -141,14 +141,16 @@ Way Chooser::for_reduce_scatter(const Reduction& reduction, size_t count) const 
   return chosen == Way::doubling ? Way::halving : chosen;
 }
 
-Summing Chooser::summing(const Reduction& reduction, size_t count) const {
+Summing Chooser::summing(const Reduction& reduction, size_t count, bool in_blocks) const {
   const bool is_any = has_one_order(reduction);
   if (is_any && !is_narrowed(reduction)) return {};
   Way alone = of_size(reduction, count);
-  if (alone == Way::library) return {};
-  const bool is_narrowed = alone != Way::doubling && this->is_narrowed(reduction);
+  const bool is_library = alone == Way::library;
+  const bool is_long = (alone != Way::doubling || in_blocks) && !is_library;
+  const bool is_narrowed = is_long && this->is_narrowed(reduction);
   if (is_any) return {Order::any, is_narrowed};
   if (setup_.by_ranks) return {Order::ranks, is_narrowed};
+  if (is_library) return {};
   if (is_narrowed) alone = long_way(true);
   if (alone == Way::ring) return {Order::ring, is_narrowed};
   const std::vector<Way> ways = long_ways_of_tree(reduction);

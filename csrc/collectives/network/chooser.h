@@ -90,7 +90,8 @@ class Chooser {
 
   // Of one array: by the algorithm, by Tuning::ring_from_bytes, or else the fastest.
   Way for_allreduce(const Reduction& reduction, size_t count) const;
-  Summing summing(const Reduction& reduction, size_t count) const;
+  // `in_blocks`: whether it goes in blocks also where a doubling would be faster.
+  Summing summing(const Reduction& reduction, size_t count, bool in_blocks = false) const;
   // Of arrays that are summed so, with so many elements together.
   Way for_summing(const Summing& summing, const Reduction& reduction, size_t count) const;
   // The same, but neither a doubling nor the library, which take no blocks. Nothing where no other way has that order.

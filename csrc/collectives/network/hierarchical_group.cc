@@ -256,17 +256,18 @@ AlgorithmChoices HierarchicalGroup::choices(int columns, bool is_even, bool may_
   AlgorithmChoices all;
   for (const AlgorithmChoice& choice : parts.cross) {
     const bool is_by_rank = choice.operation == "allgather" || choice.operation == "reducescatter";
+    const bool is_reduction = choice.operation == "allreduce" || choice.operation == "reducescatter";
+    if (is_reduction && parts.by_ranks) continue;
     if (choice.operation == "alltoall" || (is_by_rank && !is_even) || is_widened(choice)) continue;
     // Each column has its share of the array but in a broadcast, where one column has all of it.
     const size_t share = choice.operation == "broadcast" ? 1 : static_cast<size_t>(columns);
     const size_t from_bytes = choice.from_bytes * share;
     if (choice.operation == "allreduce" && may_overlap && from_bytes >= kOverlapFromBytes) continue;
-    const bool is_reduction = choice.operation == "allreduce" || choice.operation == "reducescatter";
     all.push_back(
         {choice.operation, from_bytes, "shared memory in each host; between hosts: " + choice.algorithm,
          (is_reduction ? "cross_algorithm, ring_from_kb, link_hop_us, link_gbit; " : "cross_algorithm=ring; ") + none});
   }
-  if (may_overlap) {
+  if (may_overlap && !parts.by_ranks) {
     const auto way_of = [&](size_t bytes) {
       const size_t count = bytes / sizeof(float) / static_cast<size_t>(columns);
       const Reduction sum = {DType::float32};
@@ -290,10 +291,12 @@ AlgorithmChoices HierarchicalGroup::choices(int columns, bool is_even, bool may_
   for (const AlgorithmChoice& choice : parts.flat) {
     const bool is_by_rank =
         choice.operation.rfind("allgather", 0) == 0 || choice.operation.rfind("reducescatter", 0) == 0;
+    const bool is_reduction =
+        choice.operation.rfind("allreduce", 0) == 0 || choice.operation.rfind("reducescatter", 0) == 0;
     if (choice.operation == "alltoall")
       all.push_back(
           {choice.operation, is_even ? static_cast<size_t>(kLongBytes) : 0, choice.algorithm, choice.options});
-    else if (is_by_rank && !is_even)
+    else if ((is_by_rank && !is_even) || (parts.by_ranks && is_reduction))
       all.push_back(choice);
   }
   std::stable_sort(all.begin(), all.end(), [](const AlgorithmChoice& one, const AlgorithmChoice& other) {
@@ -309,13 +312,12 @@ void HierarchicalGroup::barrier() {
 }
 
 void HierarchicalGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  if (adds_by_ranks(reduction)) return flat_->allreduce(reduction, pieces);
   const Chooser& chooser = parts_.chooser;
   const auto columns = static_cast<size_t>(parts_.columns);
   const auto summing_of = [&](const Piece& piece) {
-    Summing summing = chooser.summing(reduction, piece.count / columns);
     const bool is_long = piece.count * size_of(reduction.dtype) >= kOverlapFromBytes;
-    if (parts_.may_overlap && is_long && chooser.is_narrowed(reduction)) summing.is_narrowed = true;
-    return summing;
+    return chooser.summing(reduction, piece.count / columns, parts_.may_overlap && is_long);
   };
   for_each_kind(pieces, summing_of, [&](const Summing& summing, const std::vector<Piece>& some) {
     const auto reduce = [&](const std::vector<Piece>& arrays) { reduce_arrays(summing, reduction, arrays); };
@@ -418,7 +420,7 @@ void HierarchicalGroup::reduce_scatter_by(Way way, const Reduction& reduction, c
 }
 
 void HierarchicalGroup::reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) {
-  if (!parts_.is_even()) return flat_->reduce_scatter_all(reduction, arrays);
+  if (!parts_.is_even() || adds_by_ranks(reduction)) return flat_->reduce_scatter_all(reduction, arrays);
   const Reduction wide = {is_half(reduction.dtype) ? DType::float32 : reduction.dtype, reduction.reduce};
   const auto columns = static_cast<size_t>(parts_.columns);
   for_each_way(parts_.chooser, wide, columns, arrays, [&](Way way, const std::vector<Scattering>& some) {

@@ -30,6 +30,7 @@ class HierarchicalGroup final : public Group {
     std::vector<std::vector<int>> ranks;
     int own_node, columns;
     bool may_overlap;  // the same on all ranks
+    bool by_ranks;     // whether floats are added up in the order of the ranks, which those of a node may not follow
     // Of `cross`, for ranks without one, too.
     Chooser chooser;
 
@@ -56,6 +57,7 @@ class HierarchicalGroup final : public Group {
     AlgorithmChoices cross, flat;
     std::string shares;  // NetworkGroup::Setup::shares_text() of `cross`
     Chooser chooser;     // of `cross`
+    bool by_ranks;
   };
   static AlgorithmChoices choices(int columns, bool is_even, bool may_overlap, const PartChoices& parts);
 
@@ -75,6 +77,8 @@ class HierarchicalGroup final : public Group {
 
  private:
   class Overlapped;
+
+  bool adds_by_ranks(const Reduction& reduction) const { return parts_.by_ranks && is_float(reduction.dtype); }
 
   void reduce_arrays(const Summing& summing, const Reduction& reduction, const std::vector<Piece>& arrays);
   // The stages one after the other.

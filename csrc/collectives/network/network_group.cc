@@ -129,6 +129,7 @@ AlgorithmChoices NetworkGroup::choices(const Setup& setup, const Tuning& tuning,
       if (algorithm == before) continue;
       before = algorithm;
       std::string options = "allreduce_algorithm, ring_from_kb, link_hop_us, link_gbit, ring_chunk_kb";
+      if (chooser.adds_by_ranks(sum)) options = "reduction_order, ring_chunk_kb";
       if (is_allreduce && (choice.way == Way::ring || choice.way == Way::exchange)) {
         algorithm += of_dtype.shares_text(size);
         options += ", link_rates";
