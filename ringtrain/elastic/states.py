@@ -9,6 +9,7 @@ import queue
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,22 +17,26 @@ import numpy as np
 
 from ringtrain import ops, pickling
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.errors import HostsUpdatedInterrupt
+from ringtrain.errors import HostsUpdatedInterrupt, list_of_ranks
 from ringtrain.job import elastic_client, session
 from ringtrain.ops import objects
 from ringtrain.pickling import whole_file
 from ringtrain.record.logger import logger
 from ringtrain.training.power_sgd import replicated_state_of
-from ringtrain.training.replicas import digest_of
+from ringtrain.training.replicas import digest_of, vote
 
 # --- agreement: the parts that differ between the ranks are found by 64 bits of each, and only those are sent ---------
 
 
-def newest_rank(commits: int) -> tuple[int, int]:
-    """The first of the ranks with the most commits, and how many these are. All ranks call it together."""
+# While a state is synchronized, the ranks with its newest commit, which should have the same; none before a commit.
+_voters: ContextVar[Sequence[int]] = ContextVar("voters", default=())
+
+
+def newest_ranks(commits: int) -> tuple[list[int], int]:
+    """The ranks with the most commits, and how many these are. All ranks call it together."""
     of_ranks = ops.allgather(np.array([commits], np.int64), name="elastic.commits")
-    root = int(np.argmax(of_ranks))
-    return root, int(of_ranks[root])
+    newest = int(of_ranks.max())
+    return np.flatnonzero(of_ranks == newest).tolist(), newest
 
 
 def differing(digests: Sequence[int], name: str) -> list[bool]:
@@ -43,21 +48,48 @@ def differing(digests: Sequence[int], name: str) -> list[bool]:
 
 
 def share_arrays(arrays: Mapping[str, Any], root_rank: int, name: str) -> bool:
-    """Overwrite, in place, those arrays that differ between the ranks with those of `root_rank`.
+    """Overwrite, in place, those arrays that differ between the ranks.
 
+    They become those of `root_rank`, or, if ranks with the newest commit do not have the same, what most of these have.
     Returns whether there were any. The ranks must have the same names, dtypes and shapes.
     """
     if session.size() == 1:
         return False
-    are_different = differing([digest_of(array) for array in arrays.values()], name)
+    digests = [digest_of(array) for array in arrays.values()]
+    are_different = differing(digests, name)
+    if not any(are_different):
+        return False
+    different = [index for index, is_different in enumerate(are_different) if is_different]
+    paths = list(arrays)
+    roots = _roots([digests[index] for index in different], [paths[index] for index in different], root_rank, name)
     handles = [
-        ops.broadcast_async_(array, root_rank, name=f"elastic.{name}.{path}")
-        for (path, array), is_different in zip(arrays.items(), are_different, strict=True)
-        if is_different
+        ops.broadcast_async_(arrays[paths[index]], root, name=f"elastic.{name}.{paths[index]}")
+        for index, root in zip(different, roots, strict=True)
     ]
     for handle in handles:
         ops.synchronize(handle)
     return bool(handles)
+
+
+def _roots(digests: Sequence[int], paths: Sequence[str], root_rank: int, name: str) -> list[int]:
+    """Returns the rank of which all get each array. Rank 0 says which ranks have been outvoted."""
+    voters = list(_voters.get())
+    if len(voters) < 2:
+        return [root_rank] * len(paths)
+    of_ranks = ops.allgather(np.array([digests], np.int64), name=f"elastic.{name}.digests")
+    roots = []
+    for place, path in enumerate(paths):
+        found = vote(of_ranks[voters, place].tolist())
+        right, odd = [voters[one] for one in found.right], [voters[one] for one in found.odd]
+        roots.append(root_rank if found.is_tie or not odd else right[0])
+        # Where no two agree, each rank has its own on purpose, such as the statistics of a batch normalisation.
+        if session.rank() == 0 and odd and len(right) > 1:
+            tie = "; as many have one value as another" if found.is_tie else ""
+            logger.warning(
+                'elastic: "%s" differs on %s from %s%s. All go on with that of rank %d',
+                *(f"{name}.{path}" if path else name, list_of_ranks(odd), list_of_ranks(right), tie, roots[-1]),
+            )
+    return roots
 
 
 def share_object(
@@ -221,8 +253,12 @@ class State(ABC):
 
         Parts that all ranks have alike are compared, and not sent.
         """
-        root_rank, _ = newest_rank(self._commits)
-        self.sync_from(root_rank)
+        ranks, commits = newest_ranks(self._commits)
+        token = _voters.set(ranks if commits > 0 else ())
+        try:
+            self.sync_from(ranks[0])
+        finally:
+            _voters.reset(token)
         self.save()
 
     def sync_from(self, root_rank: int) -> None:
@@ -231,7 +267,7 @@ class State(ABC):
 
     def count_on(self) -> None:
         """After `sync`, in which a rank may have been lost: take over the number of commits. Called by `run`."""
-        _, self._commits = newest_rank(self._commits)
+        _, self._commits = newest_ranks(self._commits)
         elastic_client.set_commits(self._commits)
 
     @abstractmethod

@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,25 @@ def check_replicas(params: Any, process_set: ProcessSet = global_process_set) ->
     raise ReplicaError(_describe(path, array, of_ranks[:, differing[0]].tolist(), len(differing), process_set))
 
 
+class Vote(NamedTuple):
+    """By place: the ranks that agree with most others, and those that differ from them.
+
+    Nobody knows who is right where as many agree on one value as on another; `right` are then the first of these.
+    """
+
+    right: list[int]
+    odd: list[int]
+    is_tie: bool
+
+
+def vote(digests: Sequence[int]) -> Vote:
+    """Returns which ranks have what most ranks have; each gives the digest of what it has."""
+    (usual, most), *others = Counter(digests).most_common()
+    right = [place for place, digest in enumerate(digests) if digest == usual]
+    odd = [place for place, digest in enumerate(digests) if digest != usual]
+    return Vote(right, odd, bool(others) and others[0][1] == most)
+
+
 def digest_of(array: Any) -> int:
     """64 bits that are the same for the same elements."""
     adapter = adapter_for(array)
@@ -62,16 +81,16 @@ def digest_of(array: Any) -> int:
 def _describe(path: str, array: Any, digests: list[int], count: int, process_set: ProcessSet) -> str:
     """Returns the message about a parameter that is not the same on all ranks."""
     ranks = process_set.ranks or []
-    usual = Counter(digests).most_common(1)[0][0]
-    odd = [rank for rank, digest in zip(ranks, digests, strict=True) if digest != usual]
-    right = ranks[digests.index(usual)]
-    here = _first_difference(array, ops.broadcast(array, right, process_set=process_set))
+    found = vote(digests)
+    right, odd = [ranks[place] for place in found.right], [ranks[place] for place in found.odd]
+    here = _first_difference(array, ops.broadcast(array, right[0], process_set=process_set))
     where = objects.broadcast_object(here, odd[0], process_set=process_set)
     more = f" {count - 1} more parameters differ." if count > 1 else ""
+    tie = " As many ranks have one value as another, so nobody knows which is right." if found.is_tie else ""
     return (
         f'parameter "{path}" is not the same on all ranks: {list_of_ranks(odd)} '
-        f"differ{'s' * (len(odd) == 1)} from rank {right}; on rank {odd[0]} first at "
-        f"{where}.{more} Were all ranks given the same start, and the same updates?"
+        f"differ{'s' * (len(odd) == 1)} from {list_of_ranks(right)}; on rank {odd[0]} first at "
+        f"{where}.{more}{tie} Were all ranks given the same start, and the same updates?"
     )
 
 
@@ -238,7 +257,7 @@ class StartCheck:
             )
         is_first, self._has_compared = not self._has_compared, True
         if self._process_set.rank() == 0:
-            for level, text in _findings(of_ranks, start, list_of_ranks(self._process_set.ranks or []), is_first):
+            for level, text in _findings(of_ranks, start, self._process_set.ranks or [], is_first):
                 if text not in self._said:
                     self._said.add(text)
                     logger.log(level, f"{text}. This is said once")
@@ -291,10 +310,24 @@ def default_lr_of(optimizer: Any) -> tuple[float, str] | None:
     return parameter.default, f"the default of {type(optimizer).__name__}"
 
 
-def _findings(of_ranks: Any, start: Start, ranks: str, is_first: bool) -> Iterator[tuple[int, str]]:
+def _which(digests: Sequence[int], ranks: Sequence[int]) -> str:
+    """Says which of the ranks differ from most others, if most agree; 0 is that of a rank without something."""
+    present = [(rank, digest) for rank, digest in zip(ranks, digests, strict=True) if digest]
+    found = vote([digest for _, digest in present])
+    if len(found.right) == 1:
+        return ""
+    if found.is_tie:
+        return " (as many have one value as another)"
+    odd = [present[place][0] for place in found.odd]
+    return f" ({list_of_ranks(odd)} differ{'s' * (len(odd) == 1)} from the others)"
+
+
+def _findings(of_ranks: Any, start: Start, all_ranks: Sequence[int], is_first: bool) -> Iterator[tuple[int, str]]:
     """Level and text of each thing that is wrong, or may be. `of_ranks` has a row of digests for each thing compared,
     and in it 0 for a rank that has joined or has nothing to compare. `is_first`: nothing was compared before."""
+    ranks = list_of_ranks(all_ranks)
     names, parameters, gradients, unused = ([int(one) for one in row if one] for row in of_ranks)
+    which = _which([int(one) for one in of_ranks[1]], all_ranks) if len(set(parameters)) > 1 else ""
     if len(set(names)) > 1:
         yield (
             logging.WARNING,
@@ -312,7 +345,7 @@ def _findings(of_ranks: Any, start: Start, ranks: str, is_first: bool) -> Iterat
     elif len(set(parameters)) > 1:
         yield (
             logging.WARNING,
-            f"{ranks} begin with different parameters, and each would go on with a model of its own: call "
+            f"{ranks} begin with different parameters{which}, and each would go on with a model of its own: call "
             f"hvd.broadcast_parameters({start.broadcast_of}, root_rank=0) after building or loading the model, on all "
             "ranks",
         )

@@ -42,8 +42,23 @@ def test_the_first_difference_is_named():
     message = str(raised.value)
     assert 'parameter "encoder.0" is not the same on all ranks' in message and "1 more parameters differ" in message
     if hvd.size() == 3:  # with two nobody knows who is right
-        assert "rank 1 differs from rank 0; on rank 1 first at [1, 2]: 6.5 instead of 6.0" in message
+        assert "rank 1 differs from ranks 0, 2; on rank 1 first at [1, 2]: 6.5 instead of 6.0" in message
+    assert ("nobody knows which is right" in message) == (hvd.size() == 2)
     hvd.check_replicas(parameters())  # goes on
+
+
+@pytest.mark.ranks(5)
+def test_most_ranks_are_right_also_where_the_first_one_is_not_among_them():
+    mine = {"weight": np.full(3, hvd.rank() in (0, 3), np.float32)}
+    with pytest.raises(hvd.ReplicaError, match=r"ranks 0, 3 differ from ranks 1-2, 4; on rank 0 first at \[0\]: 1.0"):
+        hvd.check_replicas(mine)
+
+
+@pytest.mark.ranks(4)
+def test_a_tie_is_said():
+    mine = {"weight": np.full(3, hvd.rank() >= 2, np.float32)}
+    with pytest.raises(hvd.ReplicaError, match=r"ranks 2-3 differ from ranks 0-1;.* nobody knows which is right"):
+        hvd.check_replicas(mine)
 
 
 @pytest.mark.ranks(3)

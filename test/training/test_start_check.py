@@ -36,6 +36,21 @@ def test_the_first_step_says_once_what_is_wrong_and_how_to_mend_it(wrong: str | 
     assert all(re.search(WRONG[wrong or ""], one) for one in said)
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("others", "which"),
+    [
+        ([1], r"ranks 0-3 begin with different parameters \(rank 1 differs from the others\), "),
+        ([0, 1], r"ranks 0-3 begin with different parameters \(as many have one value as another\), "),
+    ],
+)
+def test_the_ranks_that_most_others_differ_from_are_named(others: list[int], which: str) -> None:
+    optimizer = hvd.DistributedOptimizer(SGD(lr=0.1))
+    with messages() as said:
+        optimizer.step([np.full(100, hvd.rank() in others, np.float32)], [np.full(100, hvd.rank(), np.float32)])
+    assert len(said) == (hvd.rank() == 0) and all(re.search(which, one) for one in said)
+
+
 @pytest.mark.ranks(2)
 def test_a_rank_of_no_data_and_ranks_outside_of_the_set_take_no_part() -> None:
     of_one = hvd.add_process_set([0])
