@@ -248,9 +248,10 @@ void NetworkGroup::reduce_in_blocks(Way way, const Summing& summing, const Reduc
 void NetworkGroup::reduce_by_owners(Way way, const Summing& summing, const Reduction& reduction,
                                     const std::vector<Piece>& pieces) {
   const size_t element = size_of(reduction.dtype);
+  const auto is_small = [&](const Piece& piece) { return piece.count > 0 && piece.count * element < kLargeBytes; };
+  const bool joins = std::count_if(pieces.begin(), pieces.end(), is_small) > 1;
   std::vector<Block> blocks, small;
-  for (const Piece& piece : pieces)
-    cut(way, piece, element, piece.count, piece.count * element < kLargeBytes ? small : blocks);
+  for (const Piece& piece : pieces) cut(way, piece, element, piece.count, joins && is_small(piece) ? small : blocks);
   const size_t most = block_elements(way, count_of(pieces), element);
   const JoinedBlocks joined(std::move(small), most, element, packed_);
   blocks.insert(blocks.end(), joined.joined().begin(), joined.joined().end());
