@@ -163,19 +163,34 @@ class Hookable:
             self.__class__ = self.__dict__.pop("_backend")._operations if "_backend" in self.__dict__ else type(self)
             self.__dict__.pop("_hooked", None)
 
+        @functools.cached_property
+        def _hook_ids(self) -> set[tuple[str, int]]:
+            return set()
+
         def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
             """Has the hook called before each operation, with torch's PreHookArgs."""
             self.with_hooks().register_pre_hook(hook_id, hook)
+            self._hook_ids.add(("pre", hook_id))
 
         def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
             """Has the hook called after each operation has begun, with torch's PostHookArgs."""
             self.with_hooks().register_post_hook(hook_id, hook)
+            self._hook_ids.add(("post", hook_id))
 
         def unregister_pre_hook(self, hook_id: int) -> None:
+            """Without hooks the group is called directly again."""
             self._hooked.unregister_pre_hook(hook_id)
+            self._note_end_of("pre", hook_id)
 
         def unregister_post_hook(self, hook_id: int) -> None:
+            """Without hooks the group is called directly again."""
             self._hooked.unregister_post_hook(hook_id)
+            self._note_end_of("post", hook_id)
+
+        def _note_end_of(self, when: str, hook_id: int) -> None:
+            self._hook_ids.discard((when, hook_id))
+            if not self._hook_ids:
+                self.__class__ = self._backend._operations
 
         @functools.cached_property
         def _abort_hooks(self) -> dict[int, Callable[[], None]]:

@@ -33,6 +33,12 @@ class Splittable:
         """Returns a group of these ranks of the job, in this order."""
         raise NotImplementedError
 
+    _splits = 0
+
+    def comm_split_count(self) -> int:
+        """Returns how many groups split_group() has made of this one."""
+        return self._splits
+
     def perform_nocolor_split(self, device: Any) -> None:
         """The ranks outside of a new group take no part."""
 
@@ -65,6 +71,7 @@ class Splittable:
         ranks = [meeting.place(self._ranks, rank) for rank in new_ranks]
         if self._rank not in new_ranks:
             return None
+        self._splits += 1
         name = group_name or f"split of {','.join(map(str, ranks))}"
         store = dist.PrefixStore(f"{name}/", self.get_group_store())
         rank = list(new_ranks).index(self._rank)

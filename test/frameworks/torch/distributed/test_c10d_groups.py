@@ -112,7 +112,7 @@ def test_a_group_is_split_in_any_order_and_its_parts_are_split_again():
         group = dist.group.WORLD
         assert group.supports_splitting
         part = group.split_group([2, 0], group_name="part", group_desc="of two")
-        assert (part is None) == (rank == 1)
+        assert (part is None) == (rank == 1) and group.comm_split_count() == (part is not None)
         if part is not None:
             assert (part.rank(), part.size(), part.group_name, part.group_desc) == (1 - rank // 2, 2, "part", "of two")
             gathered = [torch.zeros(1), torch.zeros(1)]

@@ -109,7 +109,11 @@ model(torch.full((1, 3), rank + 1.0)).sum().backward()
 assert model.module.weight.grad.tolist() == [[1.5] * 3]
 assert ("before", "ALLREDUCE") in seen[before:]
 assert seen[: len(calls)] == calls, seen
+work = dist.all_reduce(values, async_op=True)
+assert type(work) is ringtrain.torch.distributed.Work
+work.wait()
 group.unregister_pre_hook(1), group.unregister_post_hook(2)
+assert type(group) is ringtrain.torch.distributed.ProcessGroup  # which is called directly again
 seen.clear()
 dist.all_reduce(values)
 assert seen == []
