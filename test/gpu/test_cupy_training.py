@@ -137,7 +137,7 @@ def test_parameters_that_differ_are_named(dtype):
     hvd.check_replicas({"same": same, "weight": weight.T})
     if hvd.rank() == 1:
         weight[1, 2] = 7
-    message = r'parameter "weight" is .* rank 1 differs from rank 0; on rank 1 first at \[2, 1\]: 7\S* instead of 6'
+    message = r'parameter "weight" is .* rank 1 differs from ranks 0, 2; on rank 1 first at \[2, 1\]: 7\S* instead of 6'
     with pytest.raises(hvd.ReplicaError, match=message):
         hvd.check_replicas({"same": same, "weight": weight.T})
     optimizer = hvd.DistributedOptimizer(SGD(0.1), {"same": None, "weight": None}, check_every=1)

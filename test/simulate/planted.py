@@ -323,7 +323,7 @@ DILOCO: dict[str, Patch | tuple[Patch, ...]] = {
     "fragments are sent at the same step": Patch(
         _STEPS, "(number + 1) * every // count % every", "0 * (number + count)"
     ),
-    "the oldest commit is taken": Patch("elastic/states.py", "int(np.argmax(of_ranks))", "int(np.argmin(of_ranks))"),
+    "the oldest commit is taken": Patch("elastic/states.py", "int(of_ranks.max())", "int(of_ranks.min())"),
     "the end of a generation drops the means of a commit": Patch(
         _STEPS,
         "            if fragment.arriving is not None and not fragment.arriving.transfer.has_come:\n",

@@ -331,6 +331,7 @@ void HierarchicalGroup::allreduce(const Reduction& reduction, const std::vector<
 void HierarchicalGroup::reduce_arrays(const Summing& summing, const Reduction& reduction,
                                       const std::vector<Piece>& arrays) {
   const size_t count = count_of(arrays);
+  if (count == 0) return;
   const bool is_long = has_owners(summing.order) || count * size_of(reduction.dtype) >= kOverlapFromBytes;
   std::optional<Way> way;
   if (parts_.may_overlap && is_long)
