@@ -6,6 +6,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+_LONGEST_TO_HEAR_S = 5.0
+
 
 def missing_at(store: Any, prefix: str, rank: int, size: int, seconds: float, wait_all_ranks: bool, title: str) -> str:
     """Wait for all ranks. Returns the text of the error, "" if all have arrived.
@@ -18,12 +20,15 @@ def missing_at(store: Any, prefix: str, rank: int, size: int, seconds: float, wa
     store.set(f"{prefix}/{rank}", "here")
     if rank == 0:
         missing: list[int] = []
+        arrived: list[int] = []
         said = ""
         for one in range(1, size):
             if time.monotonic() >= end and not wait_all_ranks:
                 said = _overdue(seconds, one)
                 break
-            if not _comes(store, f"{prefix}/{one}", end):
+            if _comes(store, f"{prefix}/{one}", end):
+                arrived.append(one)
+            else:
                 missing.append(one)
                 if not wait_all_ranks:
                     break
@@ -31,10 +36,15 @@ def missing_at(store: Any, prefix: str, rank: int, size: int, seconds: float, wa
             which = f"Rank {missing[0]}" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))}"
             said = f"{which} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms, in {title}"
         store.set(f"{prefix}/said", said or "-")
+        # The process of rank 0 has the store, and may end after this.
+        end = time.monotonic() + _LONGEST_TO_HEAR_S
+        for one in arrived:
+            _comes(store, f"{prefix}/{one} has heard", end)
     elif not _comes(store, f"{prefix}/said", end + min(5.0, seconds)):
         said = f"Rank 0 failed to pass monitoredBarrier in {seconds * 1000:.0f} ms, in {title}"
     else:
         answer = store.get(f"{prefix}/said").decode()
+        store.set(f"{prefix}/{rank} has heard", "-")
         said = "" if answer == "-" else answer
     if said and rank:
         said = (

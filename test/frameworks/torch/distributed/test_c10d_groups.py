@@ -1,6 +1,7 @@
-"""Groups whose ranks are in another order than in the job, groups that are split, and merged."""
+"""Groups whose ranks are in another order than in the job, groups that are split and merged, and their barriers."""
 
 import random
+import time
 from datetime import timedelta
 
 import pytest
@@ -161,3 +162,29 @@ def test_split_group_of_torch_takes_the_groups_where_there_is_an_accelerator():
         assert dist.get_rank(part) == rank and dist.get_process_group_ranks(part) == [0, 1]
         dist.all_reduce(total := torch.full((1,), rank + 1.0), group=part)
         assert total.item() == 3
+
+
+# -------------------------------------------------------------------------------------------------------- barriers
+
+
+class SlowStore:
+    """A store whose answers take a while."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def get(self, key):
+        time.sleep(0.5)
+        return self._store.get(key)
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+@pytest.mark.ranks(2)
+def test_a_monitored_barrier_may_be_the_last_call_of_the_rank_that_has_the_store():
+    with default_group() as rank:
+        group = dist.group.WORLD
+        if rank == 1:
+            group._store = SlowStore(group._store)
+        group.monitored_barrier()
