@@ -217,9 +217,9 @@ class Hookable:
 
 
 class _Begun(threading.local):
-    """The Work of the operation that this thread has begun last by way of hooks."""
+    """The Works that this thread's call by way of hooks has begun; None outside of such a call."""
 
-    work: Any = None
+    works: list[Any] | None = None
 
 
 _begun = _Begun()
@@ -227,17 +227,22 @@ _begun = _Begun()
 
 def _of_group(name: str) -> Callable[..., Any]:
     def call(backend: Backend, *given: Any, **named: Any) -> Any:
-        _begun.work = getattr(backend._operations, name)(backend._group, *given, **named)
-        return _begun.work
+        work = getattr(backend._operations, name)(backend._group, *given, **named)
+        if _begun.works is not None:
+            _begun.works.append(work)
+        return work
 
     return call
 
 
 def _by_hooks(name: str) -> Callable[..., Any]:
     def call(group: Any, *given: Any, **named: Any) -> Any:
-        of_torch = getattr(group._hooked, name)(*given, **named)
-        own, _begun.work = _begun.work, None
-        return of_torch if own is None else own  # torch's has fewer methods, and other classes of errors
+        outer, _begun.works = _begun.works, []
+        try:
+            of_torch = getattr(group._hooked, name)(*given, **named)
+            return _begun.works[-1] if _begun.works else of_torch  # torch's has fewer methods, and other errors
+        finally:
+            _begun.works = outer
 
     return call
 

@@ -825,7 +825,7 @@ class ProcessGroup(Hookable, Splittable, _OfTorch):  # type: ignore[misc]
         self._require_open("monitored_barrier")
         self._barriers += 1
         seconds = self._timeout_s if timeout is None else seconds_of(timeout)
-        prefix = f"ringtrain/monitored_barrier/{self._barriers}"
+        prefix = f"ringtrain/monitored_barrier/{self._set}/{self._barriers}"  # groups of one name may share a store
         said = missing_at(self._store, prefix, self._rank, self._size, seconds, wait_all_ranks, self._title)
         if said:
             raise StalledError(said)

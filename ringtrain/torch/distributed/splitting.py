@@ -97,12 +97,14 @@ class Splittable:
 
         Raises:
             ShutDownError: after destroy_process_group().
-            ValueError: some are of another job.
+            ValueError: some are of another job, or more came than `size`.
             StalledError: not all of them came within the timeout.
         """
         self._require_open("merge_remote_group")
         job = session.token()
         place = int(store.add("ringtrain/merged", 1)) - 1
+        if place >= size:
+            raise ValueError(f"merge_remote_group: {size} ranks have come already; each call needs a store of its own")
         store.set(f"ringtrain/merged/{place}", json.dumps([job, self._ranks[self._rank]]))
         end, ranks = time.monotonic() + timeout.total_seconds(), []
         for other in range(size):

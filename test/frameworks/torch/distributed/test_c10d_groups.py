@@ -144,6 +144,8 @@ def test_groups_are_merged_with_ranks_of_others(tmp_path):
         gathered = [torch.zeros(1) for _ in range(3)]
         merged.allgather([gathered], [torch.tensor([float(rank)])]).wait()
         assert [one.item() for one in gathered] == [one for one, _ in sorted(places, key=lambda place: place[1])]
+        with pytest.raises(ValueError, match="3 ranks have come already"):
+            side.merge_remote_group(store, 3, timedelta(seconds=30), "again")
         with pytest.raises(hvd.StalledError, match="1 of 2 ranks came"):
             store = dist.FileStore(str(tmp_path / f"alone {rank}"), 1)
             side.merge_remote_group(store, 2, timedelta(seconds=0.2))
@@ -188,3 +190,19 @@ def test_a_monitored_barrier_may_be_the_last_call_of_the_rank_that_has_the_store
         if rank == 1:
             group._store = SlowStore(group._store)
         group.monitored_barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_barrier_of_a_group_hears_nothing_of_an_earlier_group_of_the_same_name():
+    with default_group() as rank:
+        for _ in range(2):
+            part = dist.group.WORLD.split_group([0, 1], group_name="part")
+            if rank == 0:
+                with pytest.raises(hvd.StalledError, match="Rank 1 failed to pass"):
+                    part.monitored_barrier(timedelta(seconds=0.2))
+            dist.barrier()
+            if rank == 1:
+                with pytest.raises(hvd.StalledError):
+                    part.monitored_barrier(timedelta(seconds=0.2))
+            dist.barrier()
+            part.shutdown()

@@ -112,6 +112,9 @@ assert seen[: len(calls)] == calls, seen
 work = dist.all_reduce(values, async_op=True)
 assert type(work) is ringtrain.torch.distributed.Work
 work.wait()
+dist.get_backend_impl(group, torch.device("cpu")).allreduce([values]).wait()
+on_meta = dist.all_reduce(torch.ones(2, device="meta"), async_op=True)  # of which torch asks no Backend
+assert type(on_meta) is not ringtrain.torch.distributed.Work
 group.unregister_pre_hook(1), group.unregister_post_hook(2)
 assert type(group) is ringtrain.torch.distributed.ProcessGroup  # which is called directly again
 seen.clear()
