@@ -12,6 +12,7 @@ namespace ringtrain {
 char* ShmChannel::begin() {
   const uint32_t number = exchanges_.load(std::memory_order_relaxed) + 1;
   exchanges_.store(number, std::memory_order_relaxed);
+  rings_before_ = own_doorbell().value.load(std::memory_order_acquire);
   return boards_.board(rank(), static_cast<int>(number % 2));
 }
 
@@ -45,10 +46,9 @@ bool ShmChannel::have_come_to_exchange(double deadline) {
 
 // Ranks that work come by themselves in a moment; only then it is worth waking those that do not.
 bool ShmChannel::wait_for_all(double deadline) {
-  constexpr double kPatience_s = 150e-6;
   if (deadline == kAtOnce) return have_all_come();
   if (waiter_.is_quick([&] { return have_all_come(); }, &watch_)) return true;
-  if (wait_patiently_for_all(std::min(deadline, now_s() + kPatience_s))) return true;
+  if (wait_patiently_for_all(std::min(deadline, now_s() + patience_.seconds))) return true;
   call_late();
   return wait_patiently_for_all(deadline);
 }
@@ -83,6 +83,7 @@ bool ShmChannel::wait_patiently_for_all(double deadline) {
 
 bool ShmChannel::is_called() {
   if (is_in_exchange_.load(std::memory_order_relaxed)) return have_all_come();
+  if (patience_.calls_by_ringing && own_doorbell().value.load(std::memory_order_acquire) == rings_before_) return false;
   const uint32_t next = exchanges_.load(std::memory_order_relaxed) + 1;
   for (int member = 0; member < size(); ++member)
     if (boards_.posted(member).reached(next)) return true;

@@ -15,9 +15,20 @@ namespace ringtrain {
 
 class ShmChannel final : public Channel {
  public:
+  // A member waits so long for the others to come by themselves before it rings their doorbells. Until then it calls
+  // nobody where a round goes on to other nodes: one who came before its own callers have submitted would only take
+  // part in a round more. On one node a round is short, and callers come to it themselves.
+  struct Patience {
+    double seconds = 150e-6;
+    bool calls_by_ringing = false;
+  };
   // `doorbells`: of each member. All else outlives this.
-  ShmChannel(Boards boards, int member, std::vector<Flag*> doorbells, Watch& watch)
-      : Channel(member, boards.size()), boards_(boards), doorbells_(std::move(doorbells)), watch_(watch) {}
+  ShmChannel(Boards boards, int member, std::vector<Flag*> doorbells, const Patience& patience, Watch& watch)
+      : Channel(member, boards.size()),
+        boards_(boards),
+        doorbells_(std::move(doorbells)),
+        patience_(patience),
+        watch_(watch) {}
 
   void begin_and(const Words& words) override;
   bool finish_and(Words& words, double deadline) override;
@@ -38,6 +49,7 @@ class ShmChannel final : public Channel {
  private:
   // An exchange: everybody writes on the board that begin() returns, publishes it, and reads the others' once they have
   // come. The boards stay as they are until this rank's next exchange.
+  Flag& own_doorbell() { return *doorbells_[static_cast<size_t>(rank())]; }
   char* begin();
   void publish();
   bool have_all_come() const;
@@ -57,13 +69,15 @@ class ShmChannel final : public Channel {
 
   Boards boards_;
   const std::vector<Flag*> doorbells_;
+  const Patience patience_;
   Watch& watch_;
   Waiter waiter_;
   SmallValue value_;
   size_t words_before_value_ = 0;       // in the last and_bits; 0: it was too long for one board
   std::atomic<uint32_t> exchanges_{0};  // begun by this rank
   std::atomic<bool> is_in_exchange_{false};
-  double waits_since_s_ = 0;  // for the others' part in the last of them; 0: not yet
+  uint32_t rings_before_ = 0;  // of this rank's doorbell, when it began its last exchange
+  double waits_since_s_ = 0;   // for the others' part in the last of them; 0: not yet
 
   // A message in parts, of which the one that begins at `sent` has been published.
   struct Gathering {

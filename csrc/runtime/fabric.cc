@@ -245,7 +245,9 @@ std::unique_ptr<ShmChannel> Fabric::on_node(Boards boards, const Placement& plac
   std::vector<Flag*> doorbells;
   for (const int place : placement.on_node(placement.own_node()))
     doorbells.push_back(&node_->doorbell(world_.place_on_node(placement.ranks[static_cast<size_t>(place)])));
-  return std::make_unique<ShmChannel>(boards, placement.place_on_node(), std::move(doorbells), watch);
+  ShmChannel::Patience patience;
+  if (!placement.is_on_one_node()) patience = {patience_s_, true};
+  return std::make_unique<ShmChannel>(boards, placement.place_on_node(), std::move(doorbells), patience, watch);
 }
 
 void Fabric::make_channel(Line& line, const Placement& placement, std::unique_ptr<ShmChannel> on_node,

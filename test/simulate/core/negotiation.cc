@@ -608,14 +608,17 @@ class BoardChannel final : public Channel {
     }
     std::vector<Board> of_members;
     uint64_t latest = 0;                           // the exchange that some member has come to
+    uint64_t rung_for = 0;                         // the latest one that a member has waited in for long
     std::unordered_map<uint64_t, size_t> come_to;  // by exchange: how many members
   };
 
-  BoardChannel(int place, int rank_of_world, Boards& boards, Ether& ether)
+  // `calls_by_ringing`: as ShmChannel::Patience.
+  BoardChannel(int place, int rank_of_world, Boards& boards, Ether& ether, bool calls_by_ringing)
       : Channel(place, static_cast<int>(boards.of_members.size())),
         rank_of_world_(rank_of_world),
         boards_(boards),
-        ether_(ether) {}
+        ether_(ether),
+        calls_by_ringing_(calls_by_ringing) {}
 
   void begin_and(const Words& words) override {
     Board& own = begin();
@@ -648,7 +651,7 @@ class BoardChannel final : public Channel {
     if (!exchange(deadline, mine)) return std::nullopt;
     return boards_.of_members.front().bytes[side()];
   }
-  bool is_called() override { return boards_.latest > exchanges_; }
+  bool is_called() override { return (calls_by_ringing_ ? boards_.rung_for : boards_.latest) > exchanges_; }
 
  private:
   size_t side() const { return exchanges_ % 2; }
@@ -672,8 +675,13 @@ class BoardChannel final : public Channel {
   }
   bool wait_for_all(double deadline) {
     const double until = deadline == kNever ? kNever : ether_.fibres.now() + (deadline - now_s());
-    if (!have_all_come())
-      ether_.fibres.wait([this] { return have_all_come() || ether_.has_news(rank_of_world_); }, until);
+    const double patient_until = std::min(until, ether_.fibres.now() + kTreePatience_s);
+    const auto may_go_on = [this] { return have_all_come() || ether_.has_news(rank_of_world_); };
+    if (calls_by_ringing_ && !may_go_on()) {
+      ether_.fibres.wait(may_go_on, patient_until);
+      if (!have_all_come()) boards_.rung_for = std::max(boards_.rung_for, exchanges_);
+    }
+    if (!have_all_come()) ether_.fibres.wait(may_go_on, until);
     ether_.listen(rank_of_world_);
     return have_all_come();
   }
@@ -681,6 +689,7 @@ class BoardChannel final : public Channel {
   const int rank_of_world_;
   Boards& boards_;
   Ether& ether_;
+  const bool calls_by_ringing_;
   uint64_t exchanges_ = 0;
   bool has_published_ = false;  // bytes that the others have not come to yet
   SmallValue value_;
@@ -867,7 +876,7 @@ class World {
     if (all.nodes[node].size() == 1)
       on_node = std::make_unique<SelfChannel>();
     else if (draw_.shares_memory)
-      on_node = std::make_unique<BoardChannel>(place_on_node, rank, *all.boards[node], ether_);
+      on_node = std::make_unique<BoardChannel>(place_on_node, rank, *all.boards[node], ether_, all.nodes.size() > 1);
     else
       on_node = std::make_unique<TreeChannel>(wire(place_on_node, *all.on_node[node]), kTreePatience_s,
                                               all.nodes.size() == 1);
