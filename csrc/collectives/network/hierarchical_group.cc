@@ -12,14 +12,20 @@
 namespace ringtrain {
 namespace {
 
-// Below, the stages are so short that blocks would only add messages.
-constexpr size_t kOverlapFromBytes = 256 << 10;
+constexpr size_t kFewestBytes =
+    256 << 10;  // of a block, for each column: the ranks of a node meet twice for each block
+
+// Below, there would be less than two blocks, and an allreduce in blocks takes a hop more than a doubling. But sums of
+// 16-bit floats travel in 32 bits where the stages follow each other.
+size_t overlap_from_bytes(DType dtype, int columns) {
+  return static_cast<size_t>(columns) * (is_half(dtype) ? kFewestBytes / 2 : 2 * kFewestBytes);
+}
 
 Reduction unscaled(const Reduction& reduction, DType dtype) { return {dtype, reduction.reduce, 1.0}; }
 
 // Long enough for the messages of the ring to be long; short enough for all stages to be at work most of the time.
 size_t block_elements(const HierarchicalGroup::Parts& parts, size_t total, size_t element, Way way) {
-  constexpr size_t kLine = 64, kMostBytes = 256 << 10, kFewestBytes = 64 << 10, kManyBlocks = 16, kFewSlices = 4;
+  constexpr size_t kLine = 64, kMostBytes = 256 << 10, kManyBlocks = 16, kFewSlices = 4;
   const size_t columns = static_cast<size_t>(parts.columns);
   // In halving a message has a part of a block that does not depend on the number of nodes.
   const size_t nodes = way == Way::halving ? kFewSlices : parts.ranks.size();
@@ -253,6 +259,7 @@ AlgorithmChoices HierarchicalGroup::choices(int columns, bool is_even, bool may_
   const auto is_widened = [](const AlgorithmChoice& choice) {
     return choice.operation.find(NetworkGroup::of_16_bit_floats) != std::string::npos;
   };
+  const size_t overlapped_from = overlap_from_bytes(DType::float32, columns);
   AlgorithmChoices all;
   for (const AlgorithmChoice& choice : parts.cross) {
     const bool is_by_rank = choice.operation == "allgather" || choice.operation == "reducescatter";
@@ -262,7 +269,7 @@ AlgorithmChoices HierarchicalGroup::choices(int columns, bool is_even, bool may_
     // Each column has its share of the array but in a broadcast, where one column has all of it.
     const size_t share = choice.operation == "broadcast" ? 1 : static_cast<size_t>(columns);
     const size_t from_bytes = choice.from_bytes * share;
-    if (choice.operation == "allreduce" && may_overlap && from_bytes >= kOverlapFromBytes) continue;
+    if (choice.operation == "allreduce" && may_overlap && from_bytes >= overlapped_from) continue;
     all.push_back(
         {choice.operation, from_bytes, "shared memory in each host; between hosts: " + choice.algorithm,
          (is_reduction ? "cross_algorithm, ring_from_kb, link_hop_us, link_gbit; " : "cross_algorithm=ring; ") + none});
@@ -275,9 +282,9 @@ AlgorithmChoices HierarchicalGroup::choices(int columns, bool is_even, bool may_
     };
     AlgorithmChoices overlapped;
     for (const Chooser::Choice& choice : Chooser::choices(way_of)) {
-      if (choice.from_bytes <= kOverlapFromBytes) overlapped.clear();
+      if (choice.from_bytes <= overlapped_from) overlapped.clear();
       const bool is_ring = choice.way == Way::ring, is_exchange = choice.way == Way::exchange;
-      overlapped.push_back({"allreduce", std::max(choice.from_bytes, kOverlapFromBytes),
+      overlapped.push_back({"allreduce", std::max(choice.from_bytes, overlapped_from),
                             std::string("shared memory in each host, and at the same time ") +
                                 (is_ring       ? "a ring"
                                  : is_exchange ? "an exchange"
@@ -311,13 +318,16 @@ void HierarchicalGroup::barrier() {
   parts_.node->barrier();
 }
 
+bool HierarchicalGroup::may_overlap(DType dtype, size_t count) const {
+  return parts_.may_overlap && count * size_of(dtype) >= overlap_from_bytes(dtype, parts_.columns);
+}
+
 void HierarchicalGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   if (adds_by_ranks(reduction)) return flat_->allreduce(reduction, pieces);
   const Chooser& chooser = parts_.chooser;
   const auto columns = static_cast<size_t>(parts_.columns);
   const auto summing_of = [&](const Piece& piece) {
-    const bool is_long = piece.count * size_of(reduction.dtype) >= kOverlapFromBytes;
-    return chooser.summing(reduction, piece.count / columns, parts_.may_overlap && is_long);
+    return chooser.summing(reduction, piece.count / columns, may_overlap(reduction.dtype, piece.count));
   };
   for_each_kind(pieces, summing_of, [&](const Summing& summing, const std::vector<Piece>& some) {
     const auto reduce = [&](const std::vector<Piece>& arrays) { reduce_arrays(summing, reduction, arrays); };
@@ -332,9 +342,8 @@ void HierarchicalGroup::reduce_arrays(const Summing& summing, const Reduction& r
                                       const std::vector<Piece>& arrays) {
   const size_t count = count_of(arrays);
   if (count == 0) return;
-  const bool is_long = has_owners(summing.order) || count * size_of(reduction.dtype) >= kOverlapFromBytes;
   std::optional<Way> way;
-  if (parts_.may_overlap && is_long)
+  if ((parts_.may_overlap && has_owners(summing.order)) || may_overlap(reduction.dtype, count))
     way = parts_.chooser.for_blocks(summing, reduction, count / static_cast<size_t>(parts_.columns));
   if (way) return Overlapped(parts_, summing, *way, reduction, arrays, {wide_, wide_slices_}).run();
   for (const Piece& array : arrays) reduce_array(summing, reduction, array);

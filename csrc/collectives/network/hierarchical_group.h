@@ -78,6 +78,8 @@ class HierarchicalGroup final : public Group {
  private:
   class Overlapped;
 
+  // With so many elements.
+  bool may_overlap(DType dtype, size_t count) const;
   bool adds_by_ranks(const Reduction& reduction) const { return parts_.by_ranks && is_float(reduction.dtype); }
 
   void reduce_arrays(const Summing& summing, const Reduction& reduction, const std::vector<Piece>& arrays);
