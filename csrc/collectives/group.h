@@ -121,6 +121,17 @@ class Group {
     return false;
   }
 
+  // The same where one array of each node has travelled, of so many bytes; 0 where that would not have the bits of
+  // allreduce(). All ranks call add_on_node(), which returns the sum of a node at its first rank, and then add_nodes(),
+  // there with the sums of all nodes, in the order of their first ranks.
+  struct NodeSum {
+    const void* data;
+    size_t bytes;
+  };
+  virtual size_t node_sum_bytes(const Reduction&, size_t /*count*/) const { return 0; }
+  virtual NodeSum add_on_node(const Reduction&, const void* /*source*/, size_t /*count*/) { return {nullptr, 0}; }
+  virtual void add_nodes(const Reduction&, const Sources& /*sums*/, void* /*destination*/, size_t /*count*/) {}
+
   // The same in place, where every rank's pieces are in the Arena of the node, or on a GPU in memory of NCCL.
   virtual void allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) {
     allreduce(reduction, pieces);

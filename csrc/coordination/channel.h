@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "coordination/gathered.h"
+#include "coordination/operation.h"
 
 namespace ringtrain {
 
@@ -33,13 +34,28 @@ void for_each_bit(const Words& words, Visit visit) {
       visit(static_cast<int>(i * kBitsPerWord) + __builtin_ctzll(rest));
 }
 
-// A value that is small enough to travel beside the words of a round, and for which slot of the cache it is.
-struct SmallValue {
-  static constexpr size_t kMostBytes = 64;
+// A tensor that is small enough to travel beside the words of a round, and for which slot of the cache it is. A view.
+struct Value {
+  static constexpr size_t kMostBytes = 64 << 10;
 
   int32_t slot = -1;  // negative: there is none
   uint32_t bytes = 0;
-  char data[kMostBytes] = {};  // a network sends all of it
+  const char* data = nullptr;
+  const Operation* operation = nullptr;  // of one that a rank puts, if all ranks of the Channel take part in it
+};
+
+// Adds up the values of the ranks of each node, so that one of each node travels. Every rank of the nodes calls it.
+class NodeSums {
+ public:
+  virtual ~NodeSums() = default;
+  // How long the sum of a node is; 0 where the result would not have the bits that the operation gives when it is
+  // carried out. The same on all ranks.
+  virtual size_t sum_bytes(const Operation& operation) = 0;
+  // Adds up the values that the ranks of this node have put for one slot. Returns the sum at the node's first rank.
+  virtual Value add_on_node(const Value& own) = 0;
+  // `sums`: of all nodes, in the order of their first ranks, at the first rank of each; elsewhere nothing. Returns
+  // their sum, which stays until the next one.
+  virtual const void* add_nodes(const Operation& operation, const std::vector<const void*>& sums) = 0;
 };
 
 class Channel {
@@ -57,11 +73,16 @@ class Channel {
   virtual bool finish_and(Words& words, double deadline) = 0;
   virtual bool keeps_deadlines() const { return false; }
 
-  // Sets the value that travels with the words of the next begin_and, on Channels that carry values.
-  virtual void put_value(const SmallValue&) {}
-  // Returns the value that came with the words of `rank` in the last and_bits; valid until the next exchange. May be
-  // null.
-  virtual const SmallValue* value_of(int) { return nullptr; }
+  // Sets the value that travels with the words of the next begin_and only, on Channels that carry values of so many
+  // bytes. It stays in its place until the next exchange.
+  virtual size_t most_value_bytes() const { return 0; }
+  virtual void put_value(const Value&) {}
+  // Returns the value that came with the words of `rank` in the last and_bits; valid until the next exchange.
+  virtual Value value_of(int) { return {}; }
+  // Has values of several ranks travel as one, their sum. It outlives this.
+  virtual void add_by(NodeSums&) {}
+  // Returns the slot and the sum of the values of all ranks, if they have come as sums in the last and_bits.
+  virtual Value sum_of_all() { return {}; }
 
   void and_bits(Words& words) {
     begin_and(words);

@@ -109,7 +109,7 @@ bool Coordinator::take_bits(double deadline) {
   if ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_) {
     plan(words_);
     if (common == 1) take_values(last);
-    if (!round_.values.empty()) ++came_with_values_;
+    if (!round_.values.data.empty()) ++came_with_values_;
   } else {
     begin_to_settle();
   }
@@ -213,24 +213,33 @@ void Coordinator::make_own_words(double now) {
 
 // The whole latency of a single operation is time for which its caller waits.
 void Coordinator::put_value() {
-  SmallValue value;
+  Value value;
   const std::optional<int> slot = ready_.only_one();
   if (const void* memory = slot ? ready_.at(*slot).value : nullptr) {
-    value.slot = *slot;
-    value.bytes = static_cast<uint32_t>(ready_.at(*slot).request->operation.bytes());
-    std::memcpy(value.data, memory, value.bytes);
+    const Operation& operation = ready_.at(*slot).request->operation;
+    const size_t bytes = operation.bytes();
+    if (bytes <= channel_.most_value_bytes() && membership_.joined(operation.process_set).empty()) {
+      const char* const begin = static_cast<const char*>(memory);
+      value_.assign(begin, begin + bytes);
+      const bool is_of_all = operation.process_set == process_set_;
+      value = {*slot, static_cast<uint32_t>(bytes), value_.data(), is_of_all ? &operation : nullptr};
+    }
   }
   channel_.put_value(value);
 }
 
 // All ranks see the same, so all come to the same result: nothing unless every rank that takes part has put its own.
 void Coordinator::take_values(int slot) {
+  Round::Values& values = round_.values;
+  if (const Value sum = channel_.sum_of_all(); sum.slot == slot) {
+    values = {{sum.data}, true};
+    return;
+  }
   const Operation& operation = cache_.at(slot)->operation;
-  if (!membership_.joined(operation.process_set).empty()) return;
   for (const int rank : membership_.ranks(operation.process_set)) {
-    const SmallValue* value = channel_.value_of(membership_.place(process_set_, rank));
-    if (!value || value->slot != slot || value->bytes != operation.bytes()) return round_.values.clear();
-    round_.values.push_back(value->data);
+    const Value value = channel_.value_of(membership_.place(process_set_, rank));
+    if (value.slot != slot || value.bytes != operation.bytes()) return values.data.clear();
+    values.data.push_back(value.data);
   }
 }
 

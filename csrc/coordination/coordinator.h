@@ -132,9 +132,13 @@ struct Round {
   bool closes_lanes = false;     // all ranks are blocked: what is pending in lanes is to be judged here
   std::string question;          // not empty: something waits for long, and each rank is to say where its threads are
   std::optional<Tuning> tuning;  // to be used from now on, first for these plans
-  // Of each rank of the process set, if there is one plan and its only tensor travelled beside the bits. They stay
-  // where they are until the next round begins.
-  std::vector<const void*> values;
+  // If there is one plan and its only tensor travelled beside the bits: that of each rank of the process set or, where
+  // they have been added up on the way, their sum. They stay where they are until the next round begins.
+  struct Values {
+    std::vector<const void*> data;
+    bool are_added_up = false;
+  };
+  Values values;
 
   // Keeps the memory for the next round.
   void clear() {
@@ -143,7 +147,7 @@ struct Round {
     closes_lanes = false;
     question.clear();
     tuning.reset();
-    values.clear();
+    values = {};
   }
 };
 
@@ -300,6 +304,7 @@ class Coordinator {
   uint64_t blockage_of_round_ = 0;  // as the round began
   bool are_all_blocked_ = false;    // as each of them began the round
   Words words_;
+  Bytes value_;  // a copy: its caller may take the memory away when the operation fails
   Round round_;
   std::vector<AgreementPtr> agreements_;  // where something is to be settled; in the end all of the round
   Bytes message_;                         // of this rank to the others at this stage

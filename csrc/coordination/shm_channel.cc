@@ -90,7 +90,10 @@ bool ShmChannel::is_called() {
   return false;
 }
 
-void ShmChannel::begin_and(const Words& words) { publish_words(words, 0); }
+void ShmChannel::begin_and(const Words& words) {
+  value_ = std::exchange(next_value_, {});
+  publish_words(words, 0);
+}
 
 bool ShmChannel::finish_and(Words& words, double deadline) {
   for (;; publish_words(words, first_word_)) {
@@ -110,14 +113,21 @@ void ShmChannel::publish_words(const Words& words, size_t first) {
   std::memcpy(own, words.data() + first, count * sizeof(uint64_t));
   words_before_value_ = count == words.size() ? count : 0;
   // Next to the words, where it may be on the same cache line.
-  if (words_before_value_ > 0)
-    std::memcpy(own + count * sizeof(uint64_t), &value_, offsetof(SmallValue, data) + value_.bytes);
+  if (words_before_value_ > 0) {
+    const Head head = {value_.slot, value_.bytes};
+    char* const place = own + count * sizeof(uint64_t);
+    std::memcpy(place, &head, sizeof(head));
+    std::memcpy(place + sizeof(head), value_.data, value_.bytes);
+  }
   publish();
 }
 
-const SmallValue* ShmChannel::value_of(int rank) {
-  if (words_before_value_ == 0) return nullptr;
-  return reinterpret_cast<const SmallValue*>(board(rank) + words_before_value_ * sizeof(uint64_t));
+Value ShmChannel::value_of(int rank) {
+  if (words_before_value_ == 0) return {};
+  const char* const place = board(rank) + words_before_value_ * sizeof(uint64_t);
+  Head head;
+  std::memcpy(&head, place, sizeof(head));
+  return {head.slot, head.bytes, place + sizeof(head)};
 }
 
 void ShmChannel::and_with_boards(Words& words, size_t first) {

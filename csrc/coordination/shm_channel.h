@@ -33,8 +33,10 @@ class ShmChannel final : public Channel {
   void begin_and(const Words& words) override;
   bool finish_and(Words& words, double deadline) override;
   bool keeps_deadlines() const override { return true; }
-  void put_value(const SmallValue& value) override { value_ = value; }
-  const SmallValue* value_of(int rank) override;
+  // More takes longer than the operation.
+  size_t most_value_bytes() const override { return 64; }
+  void put_value(const Value& value) override { next_value_ = value; }
+  Value value_of(int rank) override;
   Gathered gather(const Bytes& mine) override;
   Bytes broadcast(const Bytes& mine) override;
   std::optional<Gathered> gather_until(double deadline, const Bytes& mine) override;
@@ -57,8 +59,14 @@ class ShmChannel final : public Channel {
   bool wait_for_all(double deadline);
   bool wait_patiently_for_all(double deadline);
   const char* board(int member);
+  struct Head {
+    int32_t slot;
+    uint32_t bytes;
+  };
   // Behind them there is room for a value.
-  size_t words_of_board() const { return (boards_.board_bytes() - sizeof(SmallValue)) / sizeof(uint64_t); }
+  size_t words_of_board() const {
+    return (boards_.board_bytes() - sizeof(Head) - most_value_bytes()) / sizeof(uint64_t);
+  }
   size_t part_bytes() const { return boards_.board_bytes() - sizeof(uint64_t); }
   void publish_words(const Words& words, size_t first);
   void and_with_boards(Words& words, size_t first);
@@ -72,7 +80,7 @@ class ShmChannel final : public Channel {
   const Patience patience_;
   Watch& watch_;
   Waiter waiter_;
-  SmallValue value_;
+  Value value_, next_value_;
   size_t words_before_value_ = 0;       // in the last and_bits; 0: it was too long for one board
   std::atomic<uint32_t> exchanges_{0};  // begun by this rank
   std::atomic<bool> is_in_exchange_{false};

@@ -14,7 +14,7 @@ namespace ringtrain {
 
 void TreeChannel::begin_and(const Words& words) {
   ++round_;
-  if (!values_.empty()) values_[static_cast<size_t>(rank())] = own_value_;
+  own_value_ = std::exchange(next_value_, {});
   if (!is_direct()) return;
   pack(words);
   for_each_other([&](int other) { send_round(other); });
@@ -32,28 +32,47 @@ bool TreeChannel::finish_and(Words& words, double) {
 
 void TreeChannel::pack(const Words& words) {
   const uint64_t size = words.size();
-  message_.resize(message_bytes(size));
+  const size_t head = head_bytes(size);
+  const size_t begin = std::min<size_t>(kMostBehindWords, own_value_.bytes);
+  message_.resize(head + begin);
   std::memcpy(message_.data(), &size, sizeof(size));
   std::memcpy(message_.data() + sizeof(size), words.data(), size * sizeof(uint64_t));
-  if (!values_.empty())
-    std::memcpy(message_.data() + message_.size() - sizeof(SmallValue), &own_value_, sizeof(SmallValue));
+  if (!is_direct()) return;
+  const ValueHead value = {own_value_.slot, own_value_.bytes};
+  std::memcpy(message_.data() + head - sizeof(value), &value, sizeof(value));
+  std::copy_n(own_value_.data, begin, message_.begin() + static_cast<std::ptrdiff_t>(head));
 }
 
-// A Network takes a message that is shorter than what was asked for.
+void TreeChannel::send_round(int to) {
+  wire_.send(to, Tag::bits, message_.data(), message_.size());
+  for (size_t sent = kMostBehindWords; sent < own_value_.bytes; sent += kMostAtOnce)
+    wire_.send(to, Tag::bits, own_value_.data + sent, std::min<size_t>(kMostAtOnce, own_value_.bytes - sent));
+}
+
 void TreeChannel::receive_round(int from, Words& words) {
   uint64_t size = 0;
-  message_.assign(message_bytes(words.size()), 0);
-  wire_.receive(from, Tag::bits, message_.data(), message_.size());
-  std::memcpy(&size, message_.data(), sizeof(size));
+  Arrived& arrived = arrived_[is_direct() ? static_cast<size_t>(from) : 0];
+  const size_t head = head_bytes(words.size()), most = head + most_value_bytes();
+  arrived.message.resize(most);
+  std::memset(arrived.message.data(), 0, head);
+  wire_.receive(from, Tag::bits, arrived.message.data(), head + std::min(kMostBehindWords, most - head));
+  std::memcpy(&size, arrived.message.data(), sizeof(size));
   if (size != words.size())
     throw invalid_from(wire_.rank_of_world(from),
                        std::to_string(size) + " words of a round that has " + std::to_string(words.size()));
-  std::memcpy(words.data(), message_.data() + sizeof(size), size * sizeof(uint64_t));
-  if (values_.empty()) return;
-  SmallValue& value = values_[static_cast<size_t>(from)];
-  std::memcpy(&value, message_.data() + message_.size() - sizeof(SmallValue), sizeof(SmallValue));
-  if (value.bytes > SmallValue::kMostBytes)
+  std::memcpy(words.data(), arrived.message.data() + sizeof(size), size * sizeof(uint64_t));
+  if (is_direct()) receive_value(from, head, arrived);
+}
+
+void TreeChannel::receive_value(int from, size_t head_bytes, Arrived& arrived) {
+  ValueHead value;
+  std::memcpy(&value, arrived.message.data() + head_bytes - sizeof(value), sizeof(value));
+  if (value.bytes > most_value_bytes())
     throw invalid_from(wire_.rank_of_world(from), "a value of " + std::to_string(value.bytes) + " bytes");
+  char* const data = arrived.message.data() + head_bytes;
+  for (size_t place = kMostBehindWords; place < value.bytes; place += kMostAtOnce)
+    wire_.receive(from, Tag::bits, data + place, std::min<size_t>(kMostAtOnce, value.bytes - place));
+  arrived.value = {value.slot, value.bytes, data};
 }
 
 void TreeChannel::hear(int from, Words& words) {
@@ -87,8 +106,8 @@ void TreeChannel::go_up_and_down(Words& words) {
       if (theirs_[i] & ~words[i])
         throw invalid_from(wire_.rank_of_world(parent()), "bits that are not set on all ranks");
     words.swap(theirs_);
+    pack(words);
   }
-  // The message of the parent goes on to the children as it is.
   for (int child = first_child(); child < end_of_children(); ++child) send_round(child);
 }
 
@@ -145,7 +164,11 @@ Bytes TreeChannel::broadcast(const Bytes& mine) {
 
 NodeChannel::NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<TreeChannel> cross,
                          const std::vector<std::vector<int>>& ranks_of_node)
-    : Channel(rank, size), node_(std::move(node)), cross_(std::move(cross)), node_of_rank_(static_cast<size_t>(size)) {
+    : Channel(rank, size),
+      node_(std::move(node)),
+      cross_(std::move(cross)),
+      nodes_(ranks_of_node.size()),
+      node_of_rank_(static_cast<size_t>(size)) {
   for (size_t node_number = 0; node_number < ranks_of_node.size(); ++node_number) {
     for (const int member : ranks_of_node[node_number]) {
       node_of_rank_[static_cast<size_t>(member)] = static_cast<int>(node_number);
@@ -154,18 +177,59 @@ NodeChannel::NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std:
   }
 }
 
+// So many for all nodes, though a rank that is no leader has no Channel to the others.
+size_t NodeChannel::most_value_bytes() const {
+  return sums_ || is_alone_everywhere() ? TreeChannel::most_value_bytes(nodes_) : 0;
+}
+
+void NodeChannel::put_value(const Value& value) {
+  if (is_alone_everywhere()) return cross_->put_value(value);
+  const size_t sum_bytes = value.operation ? sums_->sum_bytes(*value.operation) : 0;
+  if (sum_bytes == 0 || sum_bytes > most_value_bytes()) return;
+  next_value_ = value;
+  node_->put_value({value.slot});
+}
+
+bool NodeChannel::has_node_put() {
+  if (own_value_.slot < 0) return false;
+  for (int member = 0; member < node_->size(); ++member)
+    if (node_->size() > 1 && node_->value_of(member).slot != own_value_.slot) return false;
+  return true;
+}
+
+bool NodeChannel::have_all_put() {
+  const Value own = cross_->value_of(cross_->rank());
+  for (int node = 0; node < cross_->size(); ++node) {
+    const Value value = cross_->value_of(node);
+    if (value.slot != own.slot || value.bytes != own.bytes) return false;
+  }
+  return own.slot >= 0;
+}
+
+// The result, and behind it whether the sums of all nodes have come.
 bool NodeChannel::finish_and(Words& words, double) {
   node_->finish_and(words, std::numeric_limits<double>::infinity());
   Bytes result;
+  const Value sum = has_node_put() ? sums_->add_on_node(own_value_) : Value();
+  std::vector<const void*> sums;
   if (cross_) {
+    if (!is_alone_everywhere()) cross_->put_value(sum);
     cross_->and_bits(words);
     const char* begin = reinterpret_cast<const char*>(words.data());
     result.assign(begin, begin + words.size() * sizeof(uint64_t));
+    if (!is_alone_everywhere() && have_all_put())
+      for (int node = 0; node < cross_->size(); ++node) sums.push_back(cross_->value_of(node).data);
+    result.push_back(sums.empty() ? 0 : 1);
   }
   result = node_->broadcast(result);
-  if (result.size() != words.size() * sizeof(uint64_t))
+  if (result.size() != words.size() * sizeof(uint64_t) + 1)
     throw failure("the first rank of this node has sent another number of words than a round has");
-  std::memcpy(words.data(), result.data(), result.size());
+  std::memcpy(words.data(), result.data(), result.size() - 1);
+  sum_of_all_ = {};
+  if (result.back() != 0) {
+    const auto* const data = static_cast<const char*>(sums_->add_nodes(*own_value_.operation, sums));
+    sum_of_all_ = {own_value_.slot, own_value_.bytes, data};
+  }
   return true;
 }
 

@@ -27,22 +27,30 @@ class TreeChannel final : public Channel {
   static constexpr int kMostDirect = 8;
 
   // `patience_s`: how long to wait for the others to come to a round by themselves before they are called; infinity
-  // where they surely come. `carries_values`: if there are at most kMostDirect; the same on all ranks.
-  TreeChannel(Wire& wire, double patience_s, bool carries_values)
-      : TreeChannel(wire, patience_s, carries_values, std::vector<size_t>(static_cast<size_t>(wire.size()), 1)) {}
+  // where they surely come.
+  TreeChannel(Wire& wire, double patience_s)
+      : TreeChannel(wire, patience_s, std::vector<size_t>(static_cast<size_t>(wire.size()), 1)) {}
   // `messages`: how many messages each rank gives to gather(Gathered).
-  TreeChannel(Wire& wire, double patience_s, bool carries_values, std::vector<size_t> messages)
+  TreeChannel(Wire& wire, double patience_s, std::vector<size_t> messages)
       : Channel(wire.rank(), wire.size()),
         wire_(wire),
         patience_s_(patience_s),
-        values_(carries_values && is_direct() ? static_cast<size_t>(size()) : 0),
+        arrived_(is_direct() ? static_cast<size_t>(size()) : 1),
         messages_(std::move(messages)) {}
 
   void begin_and(const Words&) override;
   bool finish_and(Words& words, double deadline) override;
-  void put_value(const SmallValue& value) override { own_value_ = value; }
-  const SmallValue* value_of(int rank) override {
-    return values_.empty() ? nullptr : &values_[static_cast<size_t>(rank)];
+  // A rank sends its value to all others, and hears theirs: among many, long ones would take longer than another round.
+  static size_t most_value_bytes(size_t ranks) {
+    return ranks > kMostDirect ? 0 : Value::kMostBytes / ((ranks - 1) * (ranks - 1));
+  }
+  size_t most_value_bytes() const override { return most_value_bytes(static_cast<size_t>(size())); }
+  void put_value(const Value& value) override {
+    if (is_direct()) next_value_ = value;
+  }
+  Value value_of(int rank) override {
+    if (!is_direct()) return {};
+    return rank == this->rank() ? own_value_ : arrived_[static_cast<size_t>(rank)].value;
   }
   Gathered gather(const Bytes& mine) override { return gather(Gathered(mine)); }
   // The same where each rank has gathered some before, such as those of its node.
@@ -70,21 +78,35 @@ class TreeChannel final : public Channel {
   void call_neighbours();
 
   void call(int rank) { wire_.send(rank, Tag::call, &round_, sizeof(round_)); }
-  // A message of a round: how many words, the words, and the value of its sender.
-  size_t message_bytes(size_t words) const {
-    return (1 + words) * sizeof(uint64_t) + (values_.empty() ? 0 : sizeof(SmallValue));
+  // A message of a round: how many words, the words, and the value of its sender: its slot, its bytes and its
+  // beginning. The rest follows: the receiver has memory ready for as long a message as may come, which costs more than
+  // a message.
+  struct ValueHead {
+    int32_t slot;
+    uint32_t bytes;
+  };
+  static constexpr size_t kMostBehindWords = 4 << 10;
+  // Most MPIs ask the receiver first over TCP from 64 KB on, which takes a round trip.
+  static constexpr size_t kMostAtOnce = 60 << 10;
+  struct Arrived {
+    Bytes message;
+    Value value;
+  };
+  size_t head_bytes(size_t words) const {
+    return (1 + words) * sizeof(uint64_t) + (is_direct() ? sizeof(ValueHead) : 0);
   }
   void pack(const Words& words);
-  void send_round(int to) { wire_.send(to, Tag::bits, message_.data(), message_.size()); }
+  void send_round(int to);
   void receive_round(int from, Words& words);
+  void receive_value(int from, size_t head_bytes, Arrived& arrived);
   // Clears the bits that `from` has not set.
   void hear(int from, Words& words);
   void receive_gathered(int from, int ranks, Gathered& gathered);
 
   Wire& wire_;
   const double patience_s_;
-  SmallValue own_value_;
-  std::vector<SmallValue> values_;      // of each rank in this round; empty if none travel
+  Value own_value_, next_value_;
+  std::vector<Arrived> arrived_;        // in this round, of each rank; where no values travel, the last one
   const std::vector<size_t> messages_;  // by rank
   Bytes message_;
   Words theirs_;
@@ -97,18 +119,23 @@ class TreeChannel final : public Channel {
 class NodeChannel final : public Channel {
  public:
   // `ranks_of_node[n]`: the ranks on node n, ascending; rank 0 is on node 0. `cross`: between the leaders, in
-  // the order of nodes; null on all other ranks. It carries values only where each node has one rank.
+  // the order of nodes, which carries values; null on all other ranks.
   NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<TreeChannel> cross,
               const std::vector<std::vector<int>>& ranks_of_node);
 
-  void begin_and(const Words& words) override { node_->begin_and(words); }
+  void begin_and(const Words& words) override {
+    own_value_ = std::exchange(next_value_, {});
+    node_->begin_and(words);
+  }
   bool finish_and(Words& words, double deadline) override;
-  void put_value(const SmallValue& value) override {
-    if (cross_) cross_->put_value(value);
+  // Where each node has one rank, the values of all ranks travel. Elsewhere the sums of the nodes do.
+  size_t most_value_bytes() const override;
+  void put_value(const Value& value) override;
+  Value value_of(int rank) override {
+    return is_alone_everywhere() ? cross_->value_of(node_of_rank_[static_cast<size_t>(rank)]) : Value();
   }
-  const SmallValue* value_of(int rank) override {
-    return cross_ ? cross_->value_of(node_of_rank_[static_cast<size_t>(rank)]) : nullptr;
-  }
+  void add_by(NodeSums& sums) override { sums_ = &sums; }
+  Value sum_of_all() override { return sum_of_all_; }
   Gathered gather(const Bytes& mine) override;
   int rank_at(size_t place) const override { return ranks_[place]; }
   Bytes broadcast(const Bytes& mine) override;
@@ -116,8 +143,17 @@ class NodeChannel final : public Channel {
   bool is_called() override { return node_->is_called() || (cross_ && cross_->is_called()); }
 
  private:
+  bool is_alone_everywhere() const { return nodes_ == static_cast<size_t>(size()); }
+  // Whether each rank of the node has put a value for the same slot.
+  bool has_node_put();
+  // At the first rank of the node. Whether each node has.
+  bool have_all_put();
+
   const std::unique_ptr<Channel> node_;
   const std::unique_ptr<TreeChannel> cross_;
+  const size_t nodes_;
+  NodeSums* sums_ = nullptr;
+  Value own_value_, next_value_, sum_of_all_;
   std::vector<int> ranks_;  // node by node
   std::vector<int> node_of_rank_;
 };

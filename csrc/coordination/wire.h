@@ -29,7 +29,7 @@ class Wire {
 
   // Does not wait for the receiver; copies the data.
   virtual void send(int to, Tag tag, const void* data, size_t bytes) = 0;
-  // Waits. The number of bytes is known to both sides.
+  // Waits. The number of bytes is known to both sides; with Tag::bits a message may be shorter.
   virtual void receive(int from, Tag tag, void* data, size_t bytes) = 0;
   // Whether a message from anybody is there, and taking it.
   virtual bool has_arrived(Tag tag) = 0;

@@ -96,7 +96,7 @@ void Residuals::forget(int process_set) {
   while (it != residuals_.end() && it->first.first == process_set) it = residuals_.erase(it);
 }
 
-double Executor::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {
+double Executor::run(const Plan& plan, double agreed_s, double now, const Round::Values& values) {
   const Agreement& first = *plan.parts.front();
   // Its set was removed since: what is pending there fails when that is carried out.
   if (!membership_.has(first.operation.process_set)) return now;
@@ -109,7 +109,7 @@ double Executor::run(const Plan& plan, double agreed_s, double now, const std::v
   }
 }
 
-double Executor::run(const Plan& plan, const Submissions& submissions, const std::vector<const void*>& values) {
+double Executor::run(const Plan& plan, const Submissions& submissions, const Round::Values& values) {
   const Agreement& first = *plan.parts.front();
   if (first.error != ErrorKind::none) {
     fail(submissions, first.error, first.message);
@@ -120,7 +120,7 @@ double Executor::run(const Plan& plan, const Submissions& submissions, const std
   watch_.now_doing(has_title ? *own->request->title : plan.title);
   const bool is_for_this_rank = this->is_for_this_rank(first.operation);
   if (is_for_this_rank) require_own(plan, submissions);
-  const bool is_small = !values.empty() && is_for_this_rank && first.operation.kind == OpKind::allreduce;
+  const bool is_small = !values.data.empty() && is_for_this_rank && first.operation.kind == OpKind::allreduce;
   if (is_small)
     if (const std::optional<double> ended = reduce_values(values, submissions)) return *ended;
   run_by_kind(plan, submissions);
@@ -146,14 +146,43 @@ bool Executor::is_for_this_rank(const Operation& operation) const {
 }
 
 // Nothing where the Group would come to other bits.
-std::optional<double> Executor::reduce_values(const std::vector<const void*>& values, const Submissions& submissions) {
+std::optional<double> Executor::reduce_values(const Round::Values& values, const Submissions& submissions) {
   const Operation& operation = submissions.front()->operation();
-  const TensorSpec& spec = operation.tensors.front();
-  const Reduction reduction = reduction_of(operation, spec.dtype, static_cast<int>(values.size()));
-  Group& group = sets_.group(operation.process_set);
-  const auto count = static_cast<size_t>(spec.count());
-  if (!group.reduce_values(reduction, values, submissions.front()->outputs[0], count)) return std::nullopt;
+  void* const output = submissions.front()->outputs[0];
+  const auto count = static_cast<size_t>(operation.tensors.front().count());
+  if (values.are_added_up)
+    std::memcpy(output, values.data.front(), operation.bytes());
+  else if (!sets_.group(operation.process_set).reduce_values(reduction_of_value(operation), values.data, output, count))
+    return std::nullopt;
   return finish(submissions, std::vector<Result>(1));
+}
+
+// Of its only tensor.
+Reduction Executor::reduction_of_value(const Operation& operation) const {
+  const size_t ranks = membership_.ranks(operation.process_set).size();
+  return reduction_of(operation, operation.tensors.front().dtype, static_cast<double>(ranks));
+}
+
+// Making the Group of a process set takes rounds of its own: it is there after the first operation.
+size_t Executor::sum_bytes(const Operation& operation) {
+  const Group* const group = sets_.made_group(operation.process_set);
+  const auto count = static_cast<size_t>(operation.tensors.front().count());
+  return group ? group->node_sum_bytes(reduction_of_value(operation), count) : 0;
+}
+
+Value Executor::add_on_node(const Value& own) {
+  const Operation& operation = *own.operation;
+  const auto count = static_cast<size_t>(operation.tensors.front().count());
+  const Group::NodeSum sum =
+      sets_.group(operation.process_set).add_on_node(reduction_of_value(operation), own.data, count);
+  return {own.slot, static_cast<uint32_t>(sum.bytes), static_cast<const char*>(sum.data)};
+}
+
+const void* Executor::add_nodes(const Operation& operation, const std::vector<const void*>& sums) {
+  const auto count = static_cast<size_t>(operation.tensors.front().count());
+  char* const sum = sum_.get(operation.bytes());
+  sets_.group(operation.process_set).add_nodes(reduction_of_value(operation), sums, sum, count);
+  return sum;
 }
 
 // A rank that has joined contributes zeros, which is agreed. From any other rank a tensor is expected. With zeros the

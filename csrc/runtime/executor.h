@@ -41,7 +41,7 @@ class Residuals {
   std::map<Key, std::vector<Residual>> residuals_;
 };
 
-class Executor {
+class Executor final : public NodeSums {
  public:
   // Opens and closes process sets for it. All ranks of the world call these together.
   class Sets {
@@ -65,8 +65,12 @@ class Executor {
         residuals_(residuals) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
-  // `values`: of its tensor, by rank, if they are here already; else nothing. Returns when it has ended.
-  double run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) REQUIRES(turn);
+  // `values`: of its tensor, if they are here already; else nothing. Returns when it has ended.
+  double run(const Plan& plan, double agreed_s, double now, const Round::Values& values) REQUIRES(turn);
+
+  size_t sum_bytes(const Operation& operation) override REQUIRES(turn);
+  Value add_on_node(const Value& own) override REQUIRES(turn);
+  const void* add_nodes(const Operation& operation, const std::vector<const void*>& sums) override REQUIRES(turn);
 
  private:
   using Submissions = std::vector<SubmissionPtr>;
@@ -87,10 +91,10 @@ class Executor {
   void fail(const Submissions& submissions, ErrorKind kind, const std::string& message) REQUIRES(turn);
   // Whether this rank takes part in it.
   bool is_for_this_rank(const Operation& operation) const REQUIRES(turn);
-  double run(const Plan& plan, const Submissions& submissions, const std::vector<const void*>& values) REQUIRES(turn);
+  double run(const Plan& plan, const Submissions& submissions, const Round::Values& values) REQUIRES(turn);
   void run_by_kind(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
-  std::optional<double> reduce_values(const std::vector<const void*>& values, const Submissions& submissions)
-      REQUIRES(turn);
+  std::optional<double> reduce_values(const Round::Values& values, const Submissions& submissions) REQUIRES(turn);
+  Reduction reduction_of_value(const Operation& operation) const REQUIRES(turn);
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
@@ -127,6 +131,7 @@ class Executor {
   Gpus& gpus_;
   Sets& opener_;
   Residuals& residuals_;
+  Scratch sum_;  // of the nodes
   const std::shared_ptr<HostMemory> host_ = std::make_shared<HostMemory>(sets_);
   const std::shared_ptr<Adasum> adasum_ = std::make_shared<Adasum>();
   const std::shared_ptr<Quantized> quantized_ = std::make_shared<Quantized>();

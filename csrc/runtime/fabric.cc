@@ -183,7 +183,7 @@ void Fabric::connect(const Options& options, Resources& resources) {
   const Placement placement = world_.place(all_ranks(world_));
   const auto wire =
       std::make_unique<NetworkWire>(Endpoint(*network_, placement.ranks, world_.rank, kWorldWireTag, &watch()));
-  TreeChannel bootstrap(*wire, std::numeric_limits<double>::infinity(), false);
+  TreeChannel bootstrap(*wire, std::numeric_limits<double>::infinity());
   if (!placement.is_on_one_node()) patience_s_ = std::max(kPatience_s, round_s_of(bootstrap));
   if (options.shared_memory == "auto") make_node(bootstrap);
   if (node_) make_arena(resources, bootstrap);
@@ -265,7 +265,7 @@ void Fabric::make_channel(Line& line, const Placement& placement, std::unique_pt
   if (!on_node) {
     line.is_over_network = true;
     line.wire = wire_between(placement.ranks, placement.own);
-    line.channel = std::make_unique<TreeChannel>(*line.wire, patience_s_, true);
+    line.channel = std::make_unique<TreeChannel>(*line.wire, patience_s_);
     return;
   }
   line.is_over_network = !placement.is_on_one_node();
@@ -287,8 +287,7 @@ void Fabric::make_channel(Line& line, const Placement& placement, std::unique_pt
   const auto own = std::find(leaders.begin(), leaders.end(), world_.rank);
   if (own != leaders.end()) {
     line.wire = wire_between(leaders, static_cast<int>(own - leaders.begin()));
-    const bool is_alone_everywhere = leaders.size() == placement.ranks.size();
-    cross = std::make_unique<TreeChannel>(*line.wire, patience_s_, is_alone_everywhere, std::move(sizes));
+    cross = std::make_unique<TreeChannel>(*line.wire, patience_s_, std::move(sizes));
   }
   line.channel = std::make_unique<NodeChannel>(placement.own, static_cast<int>(placement.ranks.size()),
                                                std::move(on_node), std::move(cross), places);

@@ -36,14 +36,14 @@ std::string name_of_message(const Submission& message) {
          std::to_string(numbers[message.outputs.size() > 0 ? 1 : 0]) + ">";
 }
 
-// Returns the memory of a tensor so small that it may travel beside its bit, if it can be reduced as it is; else null.
-const void* small_value(const Submission& submission) {
+// Returns the memory of a tensor so short that it may travel beside its bit, if it can be reduced as it is; else null.
+const void* value_to_travel(const Submission& submission) {
   const Operation& one = submission.operation();
   const bool is_plain = one.kind == OpKind::allreduce && one.op != ReduceOp::adasum && !one.is_on_gpu &&
                         one.quantizer.kind == Quantizer::Kind::none && one.factors.prescale == 1.0 && !one.is_weighted;
   if (!is_plain || submission.inputs.size() != 1) return nullptr;
   const size_t bytes = one.bytes();
-  return bytes > 0 && bytes <= SmallValue::kMostBytes ? submission.inputs[0] : nullptr;
+  return bytes > 0 && bytes <= Value::kMostBytes ? submission.inputs[0] : nullptr;
 }
 
 }  // namespace
@@ -190,7 +190,7 @@ void Inbox::take(Arrivals& arrivals, double now, Take take) {
 
 void Inbox::take_new(Arrivals& arrivals, std::vector<Fresh>& fresh, double now) {
   fresh.clear();
-  take(arrivals, now, [&](const SubmissionPtr& one) { fresh.push_back({one->request, small_value(*one)}); });
+  take(arrivals, now, [&](const SubmissionPtr& one) { fresh.push_back({one->request, value_to_travel(*one)}); });
 }
 
 void Inbox::take_new_messages(std::vector<SubmissionPtr>& fresh, double now) {

@@ -36,6 +36,7 @@ Lane::Lane(std::shared_ptr<OpenSet> set, const Shared& shared, std::unique_ptr<A
       executor_(shared.world.rank, *set_->membership, watch_, shared.inbox, shared.sets, shared.gpus, shared.owner,
                 shared.residuals),
       autotune_(std::move(autotune)) {
+  line_.channel->add_by(executor_);
   if (process_set_ == 0) coordinator_.ask_for(shared.mail.messages());
 }
 
@@ -171,7 +172,7 @@ double Lane::take_turn(double deadline, double now) {
   }
   enqueue(*round, now);
   // Values are valid until the next round, so only a plan that is carried out at once takes them.
-  if (backlog_.size() != 1) round->values.clear();
+  if (backlog_.size() != 1) round->values = {};
   if (!backlog_.empty()) now = run_agreed(backlog_.take(), round->values, now);
   if (round->closes_lanes) shared_.owner.end_lanes();
   if (!round->left.empty()) {
@@ -194,13 +195,13 @@ void Lane::enqueue(const Round& round, double now) {
   }
 }
 
-double Lane::run_agreed(const Backlog::Agreed& agreed, const std::vector<const void*>& values, double now) {
+double Lane::run_agreed(const Backlog::Agreed& agreed, const Round::Values& values, double now) {
   const double end = run(*agreed.plan, agreed.since_s, now, values);
   if (autotune_) observe(*agreed.plan, end - now);
   return end;
 }
 
-double Lane::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {
+double Lane::run(const Plan& plan, double agreed_s, double now, const Round::Values& values) {
   const Agreement& first = *plan.parts.front();
   const bool is_message = first.operation.kind == OpKind::transfer;  // that has failed
   if (is_message) shared_.mail.note_failure(first);

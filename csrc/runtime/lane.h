@@ -125,8 +125,8 @@ class Lane final : public Workplace {
   // The clock is read when a round begins, when it is agreed and when a plan has ended: `now` is the last time.
   void enqueue(const Round& round, double now) REQUIRES(turn);
   // `values`: as for Executor::run. When it ended.
-  double run_agreed(const Backlog::Agreed& agreed, const std::vector<const void*>& values, double now) REQUIRES(turn);
-  double run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) REQUIRES(turn);
+  double run_agreed(const Backlog::Agreed& agreed, const Round::Values& values, double now) REQUIRES(turn);
+  double run(const Plan& plan, double agreed_s, double now, const Round::Values& values) REQUIRES(turn);
   void observe(const Plan& plan, double seconds) REQUIRES(turn);
   std::string take_answer();
 

@@ -53,6 +53,11 @@ class ProcessSets {
   // that makes the Group.
   Group& group(int id) { return *shared_group(id); }
   std::shared_ptr<Group> shared_group(int id);
+  // Null if it has not been made.
+  const Group* made_group(int id) const {
+    const auto set = sets_.find(id);
+    return set == sets_.end() ? nullptr : set->second->group.get();
+  }
   std::shared_ptr<OpenSet> open_set(int id) { return sets_.at(id); }
   Network* network() { return fabric_.network(); }  // null in a world of one rank
 

@@ -137,15 +137,15 @@ def test_ranks_in_a_long_operation_answer_another_rank():
     assert hvd.allreduce(np.ones(1), op=hvd.Sum, name="after").tolist() == [3]
 
 
-@pytest.mark.parametrize("rank", [2, 3])
-def test_a_stopped_rank_is_named_on_all_hosts(rank):
+@pytest.mark.parametrize(("rank", "phase"), [(2, "reduce"), (3, "reduce"), (3, "call")])
+def test_a_stopped_rank_is_named_on_all_hosts(rank, phase):
     """Ranks of its own host read in /proc that it is stopped; another host only finds that it does not answer."""
-    outcome = run(stop(rank).during("reduce"), hosts=(2, 2), **SHORT_STALL)
+    outcome = run(stop(rank).during(phase), hosts=(2, 2), **SHORT_STALL)
     require_error(outcome, hvd.StalledError, f"{victim(outcome)}({SILENT}| is stopped)", limit_s=5)
     require_clean_end(outcome)
 
 
-@pytest.mark.parametrize("phase", ["idle", pytest.param("negotiate", marks=pytest.mark.slow), "reduce"])
+@pytest.mark.parametrize("phase", ["idle", pytest.param("negotiate", marks=pytest.mark.slow), "call", "reduce"])
 def test_a_killed_rank_is_named_on_all_hosts(phase):
     outcome = run(kill(rank=1).during(phase), hosts=(2, 2))
     require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)

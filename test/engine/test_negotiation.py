@@ -107,7 +107,8 @@ def test_a_repeated_operation_costs_no_gather():
 @pytest.mark.parametrize(("size", "come"), [(2, True), (7, True), (8, True), (9, False)])
 def test_small_values_of_up_to_eight_ranks_travel_in_the_messages_of_the_bits(size, come):
     simulation = Simulation(size)
-    small, large = (everybody(size, gradient(name, elements)) for name, elements in [("a", 16), ("b", 17)])
+    too_long = 16 * 1024 // (size - 1) ** 2 + 1  # elements of 4 bytes
+    small, large = (everybody(size, gradient(name, elements)) for name, elements in [("a", 300), ("b", too_long)])
     for fresh in (small, large):
         simulation.round(fresh)
     for fresh, values in [(small, int(come)), (large, 0), (small, int(come))]:
@@ -684,8 +685,8 @@ def test_names_that_never_come_again_take_no_more_room():
     names_only = Simulation(2, cache_capacity=64)
     for step in range(2000):
         step_of(names_only, [f"loss {step}"])
-    # the number of words, the row of a full cache and a value, there and back
-    assert bytes_of_empty_round(names_only) == 2 * (8 + (2 + 1) * 8 + 72)
+    # the number of words, the row of a full cache, and the slot and the size of no value, there and back
+    assert bytes_of_empty_round(names_only) == 2 * (8 + (2 + 1) * 8 + 8)
 
 
 PENDING = {

@@ -11,6 +11,7 @@ import ringtrain as hvd
 OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
 STEPS = 4
 APART = {"RINGTRAIN_SHARED_MEMORY": "off"}
+MOST_BYTES = 64 << 10  # of values among two ranks, or nodes
 
 
 def came_with_values():
@@ -36,19 +37,57 @@ def test_small_values_are_reduced_exactly(dtype):
             assert came_with_values() - before == (STEPS - 1 if elements * dtype.itemsize <= 64 else 0)
 
 
+def require_bits_of_messages(dtype, most_bytes):
+    """Calls operations of up to so many bytes, which come with their values, and of one element more, which do not.
+
+    An operation with a new name comes without its value.
+    """
+    longest = most_bytes // dtype.itemsize
+    values = 100 * np.random.default_rng(hvd.rank()).standard_normal(longest + 1)
+    for op in ops_of(dtype):
+        for elements in (1, 3, 64 // dtype.itemsize + 1, longest, longest + 1):
+            array, name = values[:elements].astype(dtype), f"apart: {dtype} {op} {elements}"
+            expected = hvd.allreduce(array, op=OPS[op], name=name)
+            before = came_with_values()
+            for _ in range(STEPS):
+                assert hvd.allreduce(array, op=OPS[op], name=name).tobytes() == expected.tobytes()
+            assert came_with_values() - before == (STEPS if elements <= longest else 0), (op, elements)
+
+
 @pytest.mark.fast
 @pytest.mark.ranks(2, 3, 5, fast=[2], env=APART)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_over_a_network_have_the_bits_of_messages(dtype):
-    values = 100 * np.random.default_rng(hvd.rank()).standard_normal(65)
-    for op in ops_of(dtype):
-        for elements in (1, 3, 64 // dtype.itemsize, 64 // dtype.itemsize + 1):
-            array, name = values[:elements].astype(dtype), f"apart: {dtype} {op} {elements}"
-            expected = hvd.allreduce(array, op=OPS[op], name=name)  # a new name comes without its value
-            before = came_with_values()
-            for _ in range(STEPS):
-                assert hvd.allreduce(array, op=OPS[op], name=name).tobytes() == expected.tobytes()
-            assert came_with_values() - before == (STEPS if elements * dtype.itemsize <= 64 else 0)
+    require_bits_of_messages(dtype, MOST_BYTES // (hvd.size() - 1) ** 2)
+
+
+def sums_of_nodes(nodes, dtype):
+    """Calls operations whose values are added up on each node, 16-bit floats in 32 bits."""
+    widens = dtype.name in ("float16", "bfloat16")
+    require_bits_of_messages(dtype, MOST_BYTES // (nodes - 1) ** 2 // (2 if widens else 1))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_of_two_nodes_have_the_bits_of_messages(dtype):
+    sums_of_nodes(2, dtype)
+
+
+@pytest.mark.ranks(7, hosts=(3, 1, 2, 1))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_of_uneven_nodes_have_the_bits_of_messages(dtype):
+    sums_of_nodes(4, dtype)
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_sums_of_nodes_of_a_process_set_in_another_order():
+    values = np.random.default_rng(hvd.rank()).standard_normal(100)
+    some = hvd.add_process_set([3, 0, 2])
+    for _ in range(STEPS):
+        if some.included():
+            result = hvd.allreduce(values, op=hvd.Sum, name="sums: set", process_set=some)
+            require_equal(hvd.allgather(result, process_set=some), np.tile(result, 3))
+    hvd.remove_process_set(some)
 
 
 @pytest.mark.fast
@@ -183,5 +222,15 @@ def test_small_values_travel_between_hosts_of_one_rank_each():
 
 
 @pytest.mark.ranks(3, hosts=(2, 1))
-def test_small_values_of_hosts_with_several_ranks_take_messages_of_their_own():
-    assert sums_with_values_over_hosts() == 0
+def test_sums_of_small_values_travel_between_hosts_of_several_ranks():
+    assert sums_with_values_over_hosts() == STEPS - 1
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_a_rank_that_has_joined_adds_zeros_to_sums_of_nodes():
+    for step in range(STEPS):
+        require_equal(hvd.allreduce(np.ones(1), op=hvd.Sum, name="sums: uneven"), np.full(1, 4.0))
+        if hvd.rank() != 2:
+            for _ in range(step):
+                require_equal(hvd.allreduce(np.ones(1), op=hvd.Sum, name="sums: uneven"), np.full(1, 3.0))
+        hvd.join()

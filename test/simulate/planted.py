@@ -122,6 +122,14 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         "return node_->is_called() || (cross_ && cross_->is_called());",
         "return node_->is_called();",
     ),
+    "the sums of nodes are taken although one of them has put none": Patch(
+        _CHANNEL, "if (value.slot != own.slot || value.bytes != own.bytes) return false;", ""
+    ),
+    "a node adds up its values although one of its ranks has put none": Patch(
+        _CHANNEL,
+        "if (node_->size() > 1 && node_->value_of(member).slot != own_value_.slot) return false;",
+        "if (member == 0 && node_->size() > 1 && node_->value_of(member).slot != own_value_.slot) return false;",
+    ),
     "a lane that ends forgets what other ranks know of": Patch(
         _COORDINATOR, "for (auto& [key, one] : announced_) pending.push_back(std::move(one));", ""
     ),

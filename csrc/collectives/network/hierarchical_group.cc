@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "collectives/network/algorithms.h"
 #include "collectives/network/packing.h"
 #include "kernels/copy.h"
 
@@ -22,6 +24,9 @@ size_t overlap_from_bytes(DType dtype, int columns) {
 }
 
 Reduction unscaled(const Reduction& reduction, DType dtype) { return {dtype, reduction.reduce, 1.0}; }
+
+// In which a node adds up: 16-bit sums would be rounded, or overflow, on their way.
+DType sum_dtype(const Reduction& reduction) { return is_half(reduction.dtype) ? DType::float32 : reduction.dtype; }
 
 // Long enough for the messages of the ring to be long; short enough for all stages to be at work most of the time.
 size_t block_elements(const HierarchicalGroup::Parts& parts, size_t total, size_t element, Way way) {
@@ -324,18 +329,64 @@ bool HierarchicalGroup::may_overlap(DType dtype, size_t count) const {
 
 void HierarchicalGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   if (adds_by_ranks(reduction)) return flat_->allreduce(reduction, pieces);
-  const Chooser& chooser = parts_.chooser;
-  const auto columns = static_cast<size_t>(parts_.columns);
-  const auto summing_of = [&](const Piece& piece) {
-    return chooser.summing(reduction, piece.count / columns, may_overlap(reduction.dtype, piece.count));
-  };
-  for_each_kind(pieces, summing_of, [&](const Summing& summing, const std::vector<Piece>& some) {
+  const auto kind_of = [&](const Piece& piece) { return summing_of(reduction, piece.count); };
+  for_each_kind(pieces, kind_of, [&](const Summing& summing, const std::vector<Piece>& some) {
     const auto reduce = [&](const std::vector<Piece>& arrays) { reduce_arrays(summing, reduction, arrays); };
     if (has_owners(summing.order))
       reduce(some);
     else
       reduce_packed(some, size_of(reduction.dtype), packed_, reduce);
   });
+}
+
+Summing HierarchicalGroup::summing_of(const Reduction& reduction, size_t count) const {
+  const size_t columns = static_cast<size_t>(parts_.columns);
+  return parts_.chooser.summing(reduction, count / columns, may_overlap(reduction.dtype, count));
+}
+
+// The ranks of a doubling can add up the sums of all nodes themselves, in the same tree.
+size_t HierarchicalGroup::node_sum_bytes(const Reduction& reduction, size_t count) const {
+  if (adds_by_ranks(reduction)) return 0;
+  const Summing summing = summing_of(reduction, count);
+  const Reduction sum = unscaled(reduction, sum_dtype(reduction));
+  const size_t column = count / static_cast<size_t>(parts_.columns);
+  const bool is_doubling = !summing.is_narrowed && parts_.chooser.for_summing(summing, sum, column) == Way::doubling;
+  return is_doubling ? count * size_of(sum.dtype) : 0;
+}
+
+Group::NodeSum HierarchicalGroup::add_on_node(const Reduction& reduction, const void* source, size_t count) {
+  const DType dtype = sum_dtype(reduction);
+  const size_t bytes = count * size_of(dtype);
+  if (is_half(reduction.dtype)) {
+    char* const wide = wide_.get(bytes);
+    widen(reduction.dtype, reinterpret_cast<float*>(wide), source, count);
+    source = wide;
+  }
+  const bool is_first = parts_.place() == 0;
+  Counts counts(static_cast<size_t>(parts_.node->size()));
+  counts.front() = count;
+  char* const sum = is_first ? node_sum_.get(bytes) : nullptr;
+  parts_.node->reduce_scatter(unscaled(reduction, dtype), source, sum, counts);
+  return {sum, is_first ? bytes : 0};
+}
+
+void HierarchicalGroup::add_nodes(const Reduction& reduction, const Sources& sums, void* destination, size_t count) {
+  if (parts_.place() == 0) {
+    std::vector<size_t> nodes(sums.size());
+    std::iota(nodes.begin(), nodes.end(), size_t{0});
+    std::sort(nodes.begin(), nodes.end(),
+              [&](size_t one, size_t other) { return parts_.ranks[one].front() < parts_.ranks[other].front(); });
+    Sources by_node(sums.size());
+    for (size_t i = 0; i < nodes.size(); ++i) by_node[nodes[i]] = sums[i];
+    if (is_half(reduction.dtype)) {
+      auto* const wide = reinterpret_cast<float*>(wide_.get(count * sizeof(float)));
+      reduce_by_tree(unscaled(reduction, DType::float32), DType::float32, by_node, wide, count, tree_);
+      narrow(reduction.dtype, reduction.scale, destination, wide, count);
+    } else {
+      reduce_by_tree(reduction, reduction.dtype, by_node, destination, count, tree_);
+    }
+  }
+  parts_.node->broadcast(destination, count * size_of(reduction.dtype), 0);
 }
 
 void HierarchicalGroup::reduce_arrays(const Summing& summing, const Reduction& reduction,

@@ -62,6 +62,9 @@ class HierarchicalGroup final : public Group {
   static AlgorithmChoices choices(int columns, bool is_even, bool may_overlap, const PartChoices& parts);
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  size_t node_sum_bytes(const Reduction& reduction, size_t count) const override;
+  NodeSum add_on_node(const Reduction& reduction, const void* source, size_t count) override;
+  void add_nodes(const Reduction& reduction, const Sources& sums, void* destination, size_t count) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                       const Counts& counts) override {
     reduce_scatter_all(reduction, {{source, destination, counts}});
@@ -82,6 +85,7 @@ class HierarchicalGroup final : public Group {
   bool may_overlap(DType dtype, size_t count) const;
   bool adds_by_ranks(const Reduction& reduction) const { return parts_.by_ranks && is_float(reduction.dtype); }
 
+  Summing summing_of(const Reduction& reduction, size_t count) const;
   void reduce_arrays(const Summing& summing, const Reduction& reduction, const std::vector<Piece>& arrays);
   // The stages one after the other.
   void reduce_array(const Summing& summing, const Reduction& reduction, const Piece& array);
@@ -89,7 +93,7 @@ class HierarchicalGroup final : public Group {
 
   const Parts parts_;
   const std::shared_ptr<Group> flat_;
-  Scratch packed_, wide_, wide_slices_, run_, own_column_, arrived_;
+  Scratch packed_, wide_, wide_slices_, run_, own_column_, arrived_, node_sum_, tree_;
 };
 
 }  // namespace ringtrain

@@ -147,7 +147,10 @@ class LyingWire final : public Wire {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  void send(int, Tag, const void*, size_t) override {}
+  // It hears how many words the round has.
+  void send(int, Tag tag, const void* data, size_t) override {
+    if (tag == Tag::bits) std::memcpy(&words_, data, sizeof(words_));
+  }
   void receive(int, Tag tag, void* data, size_t bytes) override {
     if (tag == Tag::bits) return tell_bits(static_cast<char*>(data), bytes);
     if (std::exchange(has_told_length_, true)) return tell_message(static_cast<char*>(data), bytes);
@@ -167,10 +170,13 @@ class LyingWire final : public Wire {
  private:
   // "All stay, something is new", and now and then bits that nobody has set, or another number of words. Among two
   // ranks a value comes with them, now and then one that is too long.
-  void tell_bits(char* data, size_t bytes) {
-    const bool is_direct = size_ == 2;
-    const size_t value_bytes = is_direct ? sizeof(SmallValue) : 0;
-    uint64_t size = (bytes - sizeof(size) - value_bytes) / sizeof(uint64_t);
+  void tell_bits(char* data, size_t most) {
+    if (rest_of_value_ > 0) {
+      require(most <= rest_of_value_, "more of a value than there is");
+      rest_of_value_ -= most;
+      return;
+    }
+    uint64_t size = words_;
     Words words(size);
     words.back() = 2;
     if (draw_.one_in(100)) {
@@ -183,17 +189,20 @@ class LyingWire final : public Wire {
     }
     std::memcpy(data, &size, sizeof(size));
     std::memcpy(data + sizeof(size), words.data(), words.size() * sizeof(uint64_t));
-    if (is_direct) tell_value(data + bytes - value_bytes);
+    const size_t head = (1 + words_) * sizeof(uint64_t);
+    if (size_ == 2) tell_value(data + head, most - head);
   }
-  void tell_value(char* data) {
-    const bool is_long = draw_.one_in(20);
-    note_lie(is_long);
-    has_told_long_value_ |= is_long;
-    SmallValue value;
-    value.slot = static_cast<int32_t>(draw_.below(3)) - 1;
-    value.bytes = static_cast<uint32_t>(draw_.below(SmallValue::kMostBytes + 1));
-    if (is_long) value.bytes += SmallValue::kMostBytes + 1;
-    std::memcpy(data, &value, sizeof(value));
+  void tell_value(char* data, size_t room) {
+    const bool is_too_long = draw_.one_in(20);
+    note_lie(is_too_long);
+    has_told_long_value_ |= is_too_long;
+    const auto slot = static_cast<int32_t>(draw_.below(3)) - 1;
+    auto size = static_cast<uint32_t>(draw_.below(draw_.one_in(10) ? Value::kMostBytes + 1 : 65));
+    if (is_too_long) size += Value::kMostBytes + 1;
+    std::memcpy(data, &slot, sizeof(slot));
+    std::memcpy(data + sizeof(slot), &size, sizeof(size));
+    const size_t part = std::min<size_t>(size, room - sizeof(slot) - sizeof(size));
+    if (!is_too_long) rest_of_value_ = size - part;
   }
   void tell_message(char* data, size_t bytes) {
     std::memset(data, 0, bytes);
@@ -203,13 +212,15 @@ class LyingWire final : public Wire {
   const int rank_, size_;
   Draw& draw_;
   Bytes message_;
+  uint64_t words_ = 0;        // of this round
+  size_t rest_of_value_ = 0;  // which is still to be told
   bool has_told_length_ = false, has_lied_ = false, has_told_long_value_ = false;
 };
 
 void try_rounds(Draw& draw, LyingWire& wire) {
   turn.assert_held();  // one thread
   const int victim = wire.rank();
-  TreeChannel channel(wire, kNever, true);
+  TreeChannel channel(wire, kNever);
   Membership membership(2);
   require(membership.add({victim}) == kSetOfVictim, "a process set has another id");
   Blockage blockage;
@@ -256,7 +267,7 @@ void try_rounds(Draw& draw, LyingWire& wire) {
 
 // A leaf of the tree hears from its parent which bits all have set.
 void try_result(Draw& draw, LyingWire& wire) {
-  TreeChannel channel(wire, kNever, true);
+  TreeChannel channel(wire, kNever);
   for (int round = 0; round < kRounds; ++round) {
     Words words(1 + draw.below(3)), own;
     for (uint64_t& word : words) word = draw.any();

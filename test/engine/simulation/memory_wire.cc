@@ -40,13 +40,15 @@ void MemoryWire::send(int to, Tag tag, const void* data, size_t bytes) {
 }
 
 template <typename Find>
-void MemoryWire::take(Find find, void* data, size_t bytes) {
+void MemoryWire::take(Find find, void* data, size_t most, bool may_be_shorter) {
   Inbox& inbox = own();
   std::unique_lock lock(inbox.mutex);
   std::deque<Bytes>* queue = nullptr;
   if (!inbox.changed.wait_for(lock, kDeadline, [&] { return (queue = find(inbox.messages)) != nullptr; }))
     throw Error(ErrorKind::stalled, "no message came for a minute");
-  if (queue->front().size() != bytes) throw failure("a message has another size than its receiver expects");
+  const size_t bytes = queue->front().size();
+  if (bytes > most || (bytes < most && !may_be_shorter))
+    throw failure("a message has another size than its receiver expects");
   std::memcpy(data, queue->front().data(), bytes);
   queue->pop_front();
   ++messages_handled_;
@@ -59,11 +61,11 @@ std::deque<Bytes>* MemoryWire::find(Messages& messages, int from, Tag tag) {
 }
 
 void MemoryWire::receive(int from, Tag tag, void* data, size_t bytes) {
-  take([&](Messages& messages) { return find(messages, from, tag); }, data, bytes);
+  take([&](Messages& messages) { return find(messages, from, tag); }, data, bytes, tag == Tag::bits);
 }
 
 void MemoryWire::receive_from_any(Tag tag, void* data, size_t bytes) {
-  take([&](Messages& messages) { return find_any(messages, tag); }, data, bytes);
+  take([&](Messages& messages) { return find_any(messages, tag); }, data, bytes, false);
 }
 
 bool MemoryWire::has_arrived(Tag tag) {

@@ -45,7 +45,7 @@ class MemoryWire final : public Wire {
   Inbox& own() { return (*inboxes_)[rank_]; }
   static std::deque<Bytes>* find(Messages& messages, int from, Tag tag);
   template <typename Find>
-  void take(Find find, void* data, size_t bytes);
+  void take(Find find, void* data, size_t most, bool may_be_shorter);
 
   const int rank_;
   const std::shared_ptr<Inboxes> inboxes_;  // shared by all wires of one make()

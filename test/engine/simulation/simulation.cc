@@ -20,7 +20,7 @@ Simulation::Rank::Rank(std::unique_ptr<Channel> own_channel, const Coordinator::
 Simulation::Simulation(int size, const Coordinator::Limits& limits) : wires_(MemoryWire::make(size)) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   for (const auto& wire : wires_)
-    ranks_.push_back(std::make_unique<Rank>(std::make_unique<TreeChannel>(*wire, kNever, true), limits));
+    ranks_.push_back(std::make_unique<Rank>(std::make_unique<TreeChannel>(*wire, kNever), limits));
 }
 
 Round Simulation::Rank::finish(double plan_s) {
@@ -38,7 +38,7 @@ void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
   Coordinator& coordinator = ranks_.at(rank)->coordinator;
   Coordinator::News news = {ranks_.at(rank)->blockage.count(), {}, false};
   news.whereabouts = std::exchange(ranks_.at(rank)->whereabouts, {});
-  static const char value[SmallValue::kMostBytes] = {};
+  static const char value[Value::kMostBytes] = {};
   for (const RequestPtr& request : fresh) {
     const Operation& operation = request->operation;
     const bool is_small = operation.kind == OpKind::allreduce && operation.bytes() <= sizeof(value);

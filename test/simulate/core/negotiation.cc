@@ -21,6 +21,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -44,6 +45,7 @@ namespace {
 
 constexpr double kHealed_s = 40, kEnd_s = 160;
 constexpr double kTreePatience_s = 0.001;
+constexpr size_t kMostValueBytes = 64;
 constexpr double kTurn_s = 1e-6, kMostPatience_s = 0.004;
 // With longer delays, ranks with inner steps would be later than the others by the limit of a stall.
 constexpr double kShortDelay_s = 0.002;
@@ -540,10 +542,12 @@ class SimulatedWire final : public Wire {
     ether_.note_sent(world_rank(), receiver, arrival);
     ether_.fibres.look_at(arrival);
   }
-  void receive(int from, Tag tag, void* data, size_t bytes) override {
+  void receive(int from, Tag tag, void* data, size_t most) override {
     std::deque<Message>& queue = messages_.queue(place_, from, tag);
     wait_until([this, &queue] { return has_come(queue); });
-    if (queue.front().data.size() != bytes) throw failure("a message has another size than its receiver expects");
+    const size_t bytes = queue.front().data.size();
+    if (bytes > most || (bytes < most && tag != Tag::bits))
+      throw failure("a message has another size than its receiver expects");
     std::memcpy(data, queue.front().data.data(), bytes);
     std::multiset<std::pair<double, int>>& arrivals = messages_.arrivals_at(place_, tag);
     arrivals.erase(arrivals.find({queue.front().arrival, from}));
@@ -598,7 +602,8 @@ class BoardChannel final : public Channel {
     uint64_t exchanges = 0;
     std::array<Words, 2> words;  // of this exchange and the one before
     std::array<Bytes, 2> bytes;
-    std::array<SmallValue, 2> values;
+    std::array<Value, 2> values;
+    std::array<Bytes, 2> data;
   };
   struct Boards {
     explicit Boards(size_t size) : of_members(size) {}
@@ -623,7 +628,9 @@ class BoardChannel final : public Channel {
   void begin_and(const Words& words) override {
     Board& own = begin();
     own.words[side()] = words;
-    own.values[side()] = value_;
+    const Value value = std::exchange(next_value_, {});
+    own.data[side()].assign(value.data, value.data + value.bytes);
+    own.values[side()] = {value.slot, value.bytes, own.data[side()].data()};
     boards_.note_exchange(own);
   }
   bool finish_and(Words& words, double deadline) override {
@@ -633,10 +640,9 @@ class BoardChannel final : public Channel {
     return true;
   }
   bool keeps_deadlines() const override { return true; }
-  void put_value(const SmallValue& value) override { value_ = value; }
-  const SmallValue* value_of(int place) override {
-    return &boards_.of_members[static_cast<size_t>(place)].values[side()];
-  }
+  size_t most_value_bytes() const override { return kMostValueBytes; }
+  void put_value(const Value& value) override { next_value_ = value; }
+  Value value_of(int place) override { return boards_.of_members[static_cast<size_t>(place)].values[side()]; }
 
   Gathered gather(const Bytes& mine) override { return *gather_until(kNever, mine); }
   Bytes broadcast(const Bytes& mine) override { return *broadcast_until(kNever, mine); }
@@ -692,7 +698,41 @@ class BoardChannel final : public Channel {
   const bool calls_by_ringing_;
   uint64_t exchanges_ = 0;
   bool has_published_ = false;  // bytes that the others have not come to yet
-  SmallValue value_;
+  Value next_value_;
+};
+
+// Adds up tokens, as a Group of several nodes does values.
+class Tokens final : public NodeSums {
+ public:
+  Tokens(int place, int rank_of_world, BoardChannel::Boards& boards, Ether& ether)
+      : node_(place, rank_of_world, boards, ether, false) {}
+
+  size_t sum_bytes(const Operation& operation) override { return operation.bytes(); }
+  Value add_on_node(const Value& own) override {
+    const Gathered all = node_.gather(Bytes(own.data, own.data + sizeof(uint64_t)));
+    uint64_t sum = 0;
+    all.for_each([&](const Bytes& token, size_t, size_t) { sum += token_of(token.data()); });
+    std::memcpy(sum_.data(), &sum, sizeof(sum));
+    return {own.slot, node_.rank() == 0 ? own.bytes : 0, sum_.data()};
+  }
+  const void* add_nodes(const Operation&, const std::vector<const void*>& sums) override {
+    uint64_t sum = 0;
+    for (const void* one : sums) sum += token_of(one);
+    Bytes whole(sizeof(sum));
+    std::memcpy(whole.data(), &sum, sizeof(sum));
+    whole = node_.broadcast(whole);
+    std::copy(whole.begin(), whole.end(), sum_.begin());
+    return sum_.data();
+  }
+  static uint64_t token_of(const void* value) {
+    uint64_t token;
+    std::memcpy(&token, value, sizeof(token));
+    return token;
+  }
+
+ private:
+  BoardChannel node_;
+  std::array<char, kMostValueBytes> sum_ = {};
 };
 
 // ------------------------------------------------------------------------------------------------------- the world
@@ -785,7 +825,8 @@ class World {
     Blockage blockage;
     std::map<int, std::unique_ptr<Lane>> lanes;  // by process set, also those that have ended
     std::map<Key, OwnPtr> in_flight;
-    std::vector<OwnPtr> awaited;  // by the script, while it waits
+    std::map<Key, uint64_t> last_tokens;  // of those that have ended
+    std::vector<OwnPtr> awaited;          // by the script, while it waits
     uint64_t bell = 0;
     bool has_joined = false;
     bool is_leaving = false, has_ended = false, has_script_ended = false;
@@ -851,6 +892,7 @@ class World {
         sizes.push_back(members.size());
         on_node.push_back(std::make_unique<SimulatedWire::Messages>(members));
         boards.push_back(std::make_unique<BoardChannel::Boards>(members.size()));
+        of_sums.push_back(std::make_unique<BoardChannel::Boards>(members.size()));
       }
       across = std::make_unique<SimulatedWire::Messages>(leaders);
     }
@@ -859,7 +901,7 @@ class World {
     std::vector<int> leaders;
     std::vector<size_t> sizes;  // how many are on each node
     std::vector<std::unique_ptr<SimulatedWire::Messages>> on_node;
-    std::vector<std::unique_ptr<BoardChannel::Boards>> boards;
+    std::vector<std::unique_ptr<BoardChannel::Boards>> boards, of_sums;
     std::unique_ptr<SimulatedWire::Messages> across;
   };
 
@@ -878,17 +920,16 @@ class World {
     else if (draw_.shares_memory)
       on_node = std::make_unique<BoardChannel>(place_on_node, rank, *all.boards[node], ether_, all.nodes.size() > 1);
     else
-      on_node = std::make_unique<TreeChannel>(wire(place_on_node, *all.on_node[node]), kTreePatience_s,
-                                              all.nodes.size() == 1);
+      on_node = std::make_unique<TreeChannel>(wire(place_on_node, *all.on_node[node]), kTreePatience_s);
     if (all.nodes.size() == 1) return on_node;
     std::unique_ptr<TreeChannel> cross;
-    if (place_on_node == 0) {
-      const bool carries_values = all.nodes.size() == ranks.size();
-      cross = std::make_unique<TreeChannel>(wire(static_cast<int>(node), *all.across), kTreePatience_s, carries_values,
-                                            all.sizes);
-    }
-    return std::make_unique<NodeChannel>(place, static_cast<int>(ranks.size()), std::move(on_node), std::move(cross),
-                                         all.nodes);
+    if (place_on_node == 0)
+      cross = std::make_unique<TreeChannel>(wire(static_cast<int>(node), *all.across), kTreePatience_s, all.sizes);
+    auto channel = std::make_unique<NodeChannel>(place, static_cast<int>(ranks.size()), std::move(on_node),
+                                                 std::move(cross), all.nodes);
+    sums_.push_back(std::make_unique<Tokens>(place_on_node, rank, *all.of_sums[node], ether_));
+    channel->add_by(*sums_.back());
+    return channel;
   }
 
   void make_lane(Rank& self, int set) {
@@ -1086,7 +1127,7 @@ class World {
       for (const OwnPtr& own : lane.inbox) {
         note_taken_in(*own, lane);
         const bool may_travel = own->request->operation.kind == OpKind::allreduce &&
-                                own->request->operation.bytes() <= SmallValue::kMostBytes &&
+                                own->request->operation.bytes() <= kMostValueBytes &&
                                 own->request->operation.bytes() >= sizeof(own->token);
         news.fresh.push_back({own->request, may_travel ? &values_[own->token].front() : nullptr});
         if (may_travel) std::memcpy(values_[own->token].data(), &own->token, sizeof(own->token));
@@ -1101,7 +1142,7 @@ class World {
     ++lane.rounds;
     if (!round->question.empty()) answer_soon(self, lane);
     enqueue(self, lane, *round);
-    if (lane.backlog.size() != 1) round->values.clear();
+    if (lane.backlog.size() != 1) round->values = {};
     if (!lane.backlog.empty()) run_plan(self, lane, *lane.backlog.take().plan, round->values);
     if (round->closes_lanes) drain_lanes(self);
     if (!round->left.empty()) end(self, lane, round->left);
@@ -1140,7 +1181,7 @@ class World {
     }
   }
 
-  void run_plan(Rank& self, Lane& lane, const Plan& plan, const std::vector<const void*>& values) {
+  void run_plan(Rank& self, Lane& lane, const Plan& plan, const Round::Values& values) {
     const Agreement& first = *plan.parts.front();
     if (self.membership.has(first.operation.process_set)) carry_out(self, lane, plan, values);
     if (!std::any_of(self.awaited.begin(), self.awaited.end(), [](const OwnPtr& own) { return !own->is_done; }))
@@ -1148,7 +1189,7 @@ class World {
     self.blockage.note_carried_out(now_s());
   }
 
-  void carry_out(Rank& self, Lane& lane, const Plan& plan, const std::vector<const void*>& values) {
+  void carry_out(Rank& self, Lane& lane, const Plan& plan, const Round::Values& values) {
     const bool is_first = check_same_everywhere(self, lane, plan);
     if (telling_.trace)
       trace("carries out " + plan.title + (plan.parts.front()->error == ErrorKind::none ? "" : ", as an error"));
@@ -1168,8 +1209,8 @@ class World {
   }
 
   // The ranks of a set carry out its plans together. Values that came beside the bits need no meeting.
-  void meet(Rank& self, int process_set, const std::vector<const void*>& values) {
-    if (!values.empty()) return;
+  void meet(Rank& self, int process_set, const Round::Values& values) {
+    if (!values.data.empty()) return;
     const size_t members = self.membership.ranks(process_set).size();
     const uint64_t mine = ++met_[{process_set, self.rank}];
     size_t& come = come_to_[{process_set, mine}];
@@ -1178,7 +1219,7 @@ class World {
     ether_.listen(self.rank);
   }
 
-  void finish(Rank& self, const Lane& lane, const Agreement& part, const std::vector<const void*>& values) {
+  void finish(Rank& self, const Lane& lane, const Agreement& part, const Round::Values& values) {
     const Operation& operation = part.operation;
     const auto it = self.in_flight.find(key_of(operation));
     const bool has_submitted = it != self.in_flight.end() && it->second->taken_in > 0;
@@ -1191,7 +1232,7 @@ class World {
     if (operation.kind == OpKind::add_process_set && self.membership.contains(part.result, self.rank))
       make_lane(self, static_cast<int>(part.result));
     if (operation.kind == OpKind::remove_process_set) remove(self, static_cast<int>(operation.numbers.front()));
-    if (!values.empty()) check_values(self, lane, operation, values);
+    if (!values.data.empty()) check_values(self, lane, operation, values);
     check_pace(part);
     const auto still = self.in_flight.find(key_of(operation));  // all may have ended while a lane was drained
     if (has_submitted && still != self.in_flight.end()) complete(self, still, std::nullopt);
@@ -1228,6 +1269,7 @@ class World {
                                     [&](const Fresh& one) { return one.request == own->request; }),
                      taken_in.end());
     }
+    self.last_tokens[it->first] = own->token;
     self.in_flight.erase(it);
     own->error = std::move(error);
     own->is_done = true;
@@ -1300,17 +1342,27 @@ class World {
     return is_first;
   }
 
-  void check_values(const Rank& self, const Lane& lane, const Operation& operation,
-                    const std::vector<const void*>& values) {
+  // Whether it has carried out the same plan, and may have submitted its operations again.
+  static bool is_as_far(const Rank& member, const Lane& lane) { return member.lanes.at(lane.set)->plans >= lane.plans; }
+
+  void check_values(const Rank& self, const Lane& lane, const Operation& operation, const Round::Values& values) {
     const std::vector<int>& members = self.membership.ranks(operation.process_set);
+    if (values.are_added_up) {
+      const uint64_t sum = std::accumulate(members.begin(), members.end(), uint64_t{0}, [&](uint64_t before, int rank) {
+        const Rank& member = *ranks_[static_cast<size_t>(rank)];
+        const auto pending = member.in_flight.find(key_of(operation));
+        const bool is_done = pending == member.in_flight.end() || (&member != &self && is_as_far(member, lane));
+        return before + (is_done ? member.last_tokens.at(key_of(operation)) : pending->second->token);
+      });
+      if (Tokens::token_of(values.data.front()) != sum)
+        story_.find("another sum than that of the values of all ranks for " + operation.name);
+      return;
+    }
     for (size_t i = 0; i < members.size(); ++i) {
       const Rank& member = *ranks_[static_cast<size_t>(members[i])];
-      // It is done, and may have submitted it again.
-      if (&member != &self && member.lanes.at(lane.set)->plans >= lane.plans) continue;
-      uint64_t token;
-      std::memcpy(&token, values[i], sizeof(token));
+      if (&member != &self && is_as_far(member, lane)) continue;
       const auto pending = member.in_flight.find(key_of(operation));
-      if (pending == member.in_flight.end() || pending->second->token != token)
+      if (pending == member.in_flight.end() || pending->second->token != Tokens::token_of(values.data[i]))
         story_.find("another value of rank " + std::to_string(members[i]) + " than the pending one for " +
                     operation.name);
     }
@@ -1469,7 +1521,8 @@ class World {
   std::map<int, std::vector<uint64_t>> plans_, errors_;  // of each lane: signatures, in order
   std::map<std::pair<int, int>, uint64_t> met_;          // by process set and rank: how many plans it has come to
   std::map<std::pair<int, uint64_t>, size_t> come_to_;   // by process set and number: how many ranks
-  std::map<uint64_t, std::array<char, 64>> values_;
+  std::map<uint64_t, std::array<char, kMostValueBytes>> values_;
+  std::vector<std::unique_ptr<Tokens>> sums_;
   uint64_t tokens_ = 0;
   bool has_seen_deadlock_ = false, has_heard_of_death_ = false;
   std::vector<std::unique_ptr<Rank>> ranks_;
