@@ -64,6 +64,21 @@ def _all_reduce(bytes_: int, all_pairs: bool) -> Callable[[Ways], Callable[[int]
     return prepare
 
 
+def _token(bytes_: int) -> Callable[[Ways], Callable[[int], Any]]:
+    """96 calls after each other: what a token of a tensor parallel model with 48 layers needs."""
+
+    def prepare(ways: Ways) -> Callable[[int], Any]:
+        tensor = torch.zeros(bytes_ // 4)
+
+        def token(_: int) -> None:
+            for _layer in range(96):
+                dist.all_reduce(tensor, group=ways.world)
+
+        return token
+
+    return prepare
+
+
 def _two_dimensions(ways: Ways) -> Callable[[int], Any]:
     """A step of tensor parallel layers in pairs, with gradients that are averaged across the pairs meanwhile."""
     activation, gradients = torch.zeros(1 << 16), [torch.zeros(1 << 20) for _ in range(2)]
@@ -138,6 +153,9 @@ CASES = (
     Case("all_reduce of a pair, 256 KB", _all_reduce(256 << 10, False), 50),
     Case("all_reduce of all pairs, 4 B", _all_reduce(4, True), 200),
     Case("all_reduce of all pairs, 256 KB", _all_reduce(256 << 10, True), 50),
+    Case("a token of all ranks, 4 KB", _token(4 << 10), 1),
+    Case("a token of all ranks, 64 KB", _token(64 << 10), 1),
+    Case("a token of all ranks, 256 KB", _token(256 << 10), 1),
     Case("tensor x data parallel", _two_dimensions, 4),
     Case("16 async of two groups, 1 KB", _overlapping(1 << 10), 10),
     Case("16 async of two groups, 256 KB", _overlapping(256 << 10), 5),
