@@ -148,6 +148,9 @@ const std::vector<Entry>& entries() {
            "Folder to which each rank writes its last 1,024 operations and the stacks of its threads when an operation "
            "stalls, when it loses another rank or gets SIGUSR1; by default one of this job's own in the folder for "
            "temporary files."),
+      text(&Options::preemption_notice, "preemption_notice",
+           "File that announces, by coming into being, that this host is to be preempted. An executable file is run "
+           "every 5 s instead: exit code 0 announces it, and a number that it prints is the seconds left."),
       choice(&Options::log_level, "log_level", {"info", "trace", "debug", "warning", "error", "fatal"},
              "Minimum level of messages on standard error: info includes the result of autotune; trace and debug print "
              "the "

@@ -55,6 +55,7 @@ struct Options {
   std::string timeline_steps         = "";
   double      timeline_limit_mb      = 256;
   std::string flight_dir             = "";
+  std::string preemption_notice      = "";
   std::string log_level              = "info";
   int64_t     metrics_port           = 0;
   std::string metrics_address        = "";

@@ -1,4 +1,4 @@
-// The end of the process, where MPI may keep it from ending.
+// The end of the process, where MPI may keep it from ending, and the signals that announce it.
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/noted_signals.h"
 #include "base/signals.h"
 #include "base/thread_annotations.h"
 #include "python/bind.h"
@@ -149,6 +150,10 @@ void bind_exit(nb::module_& module) {
              "and MPI_Finalize. After an exit status other than 0 it may take three seconds.");
   module.def("expect_finalizing_by_mpi4py", &expect_finalizing_by_mpi4py,
              "mpi4py calls MPI_Finalize when Python ends: a forked child, where that hangs, is ended with a message.");
+  module.def("note_signal", &note_signal, nb::arg("number"), nb::arg("runs_former"),
+             "Has the time noted at which a signal comes, and, if `runs_former`, the handler of before called.");
+  module.def("stop_noting_signals", &stop_noting_signals, "Installs the handlers of before.");
+  module.def("noted_signals", &noted_signals, "Returns the monotonic time at which each noted signal has come first.");
 }
 
 }  // namespace ringtrain

@@ -19,7 +19,7 @@ from ringtrain import ops, pickling
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import HostsUpdatedInterrupt, list_of_ranks
 from ringtrain.job import elastic_client, session
-from ringtrain.ops import objects
+from ringtrain.ops import objects, preemption
 from ringtrain.pickling import whole_file
 from ringtrain.record.logger import logger
 from ringtrain.training.power_sgd import replicated_state_of
@@ -154,9 +154,9 @@ class Checkpoint:
         except (pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
             raise ValueError(f"{self._path} is not a file that save_to has written: {error}") from None
 
-    def write_if_due(self, commits: int, content: Callable[[], Any]) -> None:
+    def write_if_due(self, commits: int, content: Callable[[], Any], is_last: bool) -> None:
         """A disk that is full is no reason to end the job: it is said, and tried again."""
-        if time.monotonic() - self._written_s < self._every_s:
+        if time.monotonic() - self._written_s < self._every_s and not is_last:
             return
         self._written_s = time.monotonic()
         try:
@@ -217,7 +217,7 @@ class State(ABC):
         elastic_client.set_commits(self._commits)
         self.check_host_updates()
         if self._checkpoint is not None and session.rank() == 0:
-            self._checkpoint.write_if_due(self._commits, self.saved_content)
+            self._checkpoint.write_if_due(self._commits, self.saved_content, preemption.is_agreed())
 
     def check_host_updates(self) -> None:
         """Raise HostsUpdatedInterrupt on all ranks if any of them knows that others are to come or to go.
@@ -229,6 +229,14 @@ class State(ABC):
             has_news = bool(ops.allreduce(np.array([has_news], np.uint8), op=ops.Max, name="elastic.news")[0])
         if has_news:
             raise HostsUpdatedInterrupt
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether the job is about to be ended, the same on all ranks. All ranks ask for it together, as `preempted`.
+
+        From then on each commit writes the file of `save_to`.
+        """
+        return preemption.preempted() is not None
 
     def save_to(self, path: str | Path, every_s: float = 60.0) -> None:
         """Write commits to a file, too, and go on from what is there: for when all ranks are lost.

@@ -21,6 +21,7 @@ from collections.abc import Callable
 # all ranks, whatever a script imports first. Those of training/ may be imported after init(), when a script first uses
 # them: until then there is nothing that they would begin anew.
 AT_INIT = (
+    "ops.preemption",  # notes signals again if the script has asked for preemption before
     "ops.exchanges",  # forgets which broadcasts the ranks have agreed on
     "timeline.recording",  # begins the timeline, together with the other ranks
     "training.local_steps",  # gives processes that are new the outer parameters of DiLoCo
@@ -45,6 +46,7 @@ AT_SHUTDOWN = (
     "jax.lowering",  # waits for programs that are running
     "jax.distributed",
     "mxnet.engine",  # waits for pending operations
+    "ops.preemption",  # signals end this process again
 )
 
 _loads: list[Callable[[], object]] = []

@@ -52,4 +52,5 @@ from ringtrain.ops import (
     Sum as Sum,
     join as join,
 )
+from ringtrain.ops.preemption import exit_preempted as exit_preempted, preempted as preempted
 from ringtrain.record.metrics import metrics as metrics

@@ -43,6 +43,7 @@ class Options(TypedDict, total=False):
     timeline_steps: str
     timeline_limit_mb: float
     flight_dir: str | PathLike[str]
+    preemption_notice: str | PathLike[str]
     log_level: Literal["info", "trace", "debug", "warning", "error", "fatal"]
     metrics_port: float
     metrics_address: str | PathLike[str]

@@ -54,7 +54,7 @@ def start(rank: int, folder: str, token: str, process_sets: Callable[[], dict[in
     _folder = folder or os.path.join(temporary_folder(), f"{_FOLDERS}{token}")
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        signal.signal(signal.SIGUSR1, _on_signal)
+        signal.signal(signal.SIGUSR1, on_signal)
         _handles_signal = True
     _watch_stalls()
 
@@ -142,7 +142,7 @@ def _threads() -> list[dict[str, Any]]:
     ]
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:
+def on_signal(number: int, frame: FrameType | None) -> None:
     if _core.is_initialized():
         write("SIGUSR1")
 

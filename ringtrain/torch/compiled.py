@@ -14,6 +14,7 @@ from ringtrain import ops
 from ringtrain.engine.handles import Handle, poll, synchronize
 from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.job import session
+from ringtrain.ops import preemption
 from ringtrain.torch import functions, gradients, hooks, ops as differentiable
 from ringtrain.torch.adasum import AdasumOptimizer
 from ringtrain.torch.diloco import DiLoCoOptimizer
@@ -25,7 +26,7 @@ from ringtrain.training.replicas import check_replicas
 
 _OPTIMIZERS = (Distributed, WrappedOptimizer, AdasumOptimizer, DiLoCoOptimizer, _DistributedOptimizer)
 _OPERATIONS = (
-    *(session, ops, differentiable, functions, gradients, hooks),
+    *(session, ops, preemption, differentiable, functions, gradients, hooks),
     *(ProcessSet, Handle, poll, synchronize, differentiable.SparseHandle, hooks.GradientHooks, LocalHooks),
     *(gradients.LeftGradients, *_OPTIMIZERS, Join, clip_grad_norm_, SyncBatchNorm, check_replicas),
 )

@@ -26,7 +26,8 @@ OWN = {
     *("Compression", "Compressor", "Handle", "check_replicas", "empty", "get_process_set_ids_and_ranks", "metrics"),
     *("grouped_alltoall", "grouped_alltoall_async", "grouped_broadcast", "grouped_broadcast_"),
     *("grouped_broadcast_async", "grouped_broadcast_async_"),
-    *("DiLoCo", "SpeedSampler", "new_group", "recv", "recv_async", "send", "send_async"),
+    *("DiLoCo", "SpeedSampler", "exit_preempted", "new_group", "preempted"),
+    *("recv", "recv_async", "send", "send_async"),
 }
 # Of these the arguments are not those of Horovod's functions: `DistributedOptimizer` wraps optimizers of arrays, which
 # Horovod does not have, and `run` takes fewer.

@@ -180,8 +180,7 @@ class Agent:
         self._environment = {**_own_environment(order), **order.environment}
         if order.place:
             self._environment["RINGTRAIN_RENDEZVOUS"] = order.place
-        # a wrapper without it does not stay: no launcher here would end the other ranks
-        self._grace_s = float(self._environment.pop(rank_wrapper.GRACE_VARIABLE, _END_S))
+        self._grace_s = float(self._environment.get(rank_wrapper.GRACE_VARIABLE, _END_S))
         self._ranks: list[Rank] = []
         self._input: Input | None = None
         self._stays = order.agent_stays

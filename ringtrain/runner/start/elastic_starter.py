@@ -411,6 +411,9 @@ class ElasticStarter(Starter[str]):
         self._leaving.discard(member)
         self._ending.discard(member)
         self._server.gone(member, end_of(code))
+        if code == os.EX_TEMPFAIL:  # exit_preempted(): all processes of the generation have come to it
+            self._someone_is_done = is_expected = True
+            self._code = self._code or code
         if code != 0 and not is_expected:
             self._note_failure(process, code)
         elif code == 0 and not is_expected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -112,6 +113,11 @@ class FailureLog:
             (failure for failure in found if failure is not None),
             key=lambda failure: (failure.is_consequence, failure.time),
         )
+
+    def have_left_preempted(self, ranks: Sequence[int]) -> bool:
+        """Returns whether all of `ranks` have ended by `exit_preempted`."""
+        ends = [self._ranks[rank].ended for rank in ranks if rank in self._ranks]
+        return bool(ranks) and [end.code for end in ends if end is not None] == [os.EX_TEMPFAIL] * len(ranks)
 
     def ends(self) -> Ends:
         """Returns the ends of the ranks that have started."""
@@ -255,6 +261,11 @@ def exit_code_of_launcher(code: int, num_proc: int, missing: list[int], ends: En
     if missing or (ends.returned_0 < num_proc and (ends.lost or (ends.told and not ends.early))):
         return 1
     return code or 1
+
+
+def of_preemption() -> str:
+    """For a job that `exit_preempted` has ended."""
+    return f"the job was preempted and has ended by exit_preempted(), with exit code {os.EX_TEMPFAIL}: start it again"
 
 
 def of_unkillable(pids: list[int]) -> str:

@@ -176,6 +176,7 @@ class Wrapper:
         self._command = command
         self._launcher = os.getppid()
         self._sender = Sender(sys.stderr.fileno(), rank, self._require_launcher, is_of_agent)
+        self._stays = not is_of_agent and GRACE_VARIABLE in os.environ  # an agent ends no other rank
         self._times_told_to_end = self._times_signalled = 0
         self._told_at = float("-inf")  # when SIGTERM or its like last came to this process and the rank
         self._asked_at: float | None = None  # when ringrun has asked for SIGTERM that is not sent yet
@@ -287,7 +288,7 @@ class Wrapper:
 
         ringrun knows of it, and has this process ended with the last of them.
         """
-        stay_s = float(os.environ[GRACE_VARIABLE]) + _STAY_LONGER_S if GRACE_VARIABLE in os.environ else 0.0
+        stay_s = float(os.environ[GRACE_VARIABLE]) + _STAY_LONGER_S if self._stays else 0.0
         signalled, until = self._times_signalled, time.monotonic() + stay_s
         # requests are for ranks that still run
         while self._times_signalled == signalled and time.monotonic() < until:

@@ -28,6 +28,7 @@ from ringtrain.runner.supervise.first_failure import (
     last_lines_of,
     of_late_ranks,
     of_launcher,
+    of_preemption,
     of_unkillable,
     report,
 )
@@ -495,6 +496,10 @@ class Supervisor:
     def _outcome(self, launcher_code: int | None) -> Outcome:
         """`launcher_code` is None for one that outlives SIGKILL."""
         early = [rank for rank, _ in self._failures.ends().early]
+        # Ctrl-C is not a request to queue the job again
+        has_left = self._failures.have_left_preempted(self._ranks_at_the_end())
+        if has_left and signal.SIGINT not in self._was_signalled:
+            return Outcome(os.EX_TEMPFAIL, of_preemption(), [], early)
         if self._was_signalled:
             return Outcome(128 + self._was_signalled[0], "", [], early)
         failures, names = self._failures.failures(), self._settings.names
@@ -502,6 +507,9 @@ class Supervisor:
             late = of_late_ranks(self._job, self._missing(), self._settings.start_timeout_s, names)
             return Outcome(1, f"{late}\n{report(failures, names)}" if failures else late, failures, early)
         return self._judge(launcher_code, failures, early)
+
+    def _ranks_at_the_end(self) -> Sequence[int]:
+        return range(self._job.num_proc)
 
     def _judge(self, launcher_code: int | None, failures: list[Failure], early: list[int]) -> Outcome:
         """Returns how the job ended, where it has begun and no signal has ended it."""
@@ -563,6 +571,9 @@ class ElasticSupervisor(Supervisor):
     def _missing(self) -> list[int]:
         """None: the starter knows which there should be."""
         return []
+
+    def _ranks_at_the_end(self) -> Sequence[int]:
+        return self._generation
 
     def _in_words(self, event: Started) -> str:
         return f"process {event.rank} has the id {event.pid} on {event.host}"
