@@ -2,16 +2,18 @@
 
     ringrun -np 2 python examples/torch_train.py --checkpoint train.pt --log-dir runs/train --plot train.png
 
-Started again with more epochs, it goes on from the checkpoint, also on another number of ranks. Needs scikit-learn (the
-handwritten digits) and, for --log-dir, tensorboard; for --plot, matplotlib. Several ranks need the lines with `hvd`;
-the rest is a script for one process.
+Started again with more epochs, it goes on from the checkpoint, also on another number of ranks. If its time is over, as
+a signal says, it saves within the epoch and ends with exit code 75; started again on as many ranks, it comes to the
+same numbers as without that. Needs scikit-learn (the handwritten digits) and, for --log-dir, tensorboard; for --plot,
+matplotlib. Several ranks need the lines with `hvd`; the rest is a script for one process.
 """
 
 import argparse
+import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.datasets import load_digits
@@ -22,6 +24,18 @@ from torch.utils.data.distributed import DistributedSampler
 
 import ringtrain.torch as hvd
 from ringtrain.training.loggers import TensorBoardLogger
+
+
+class Progress(NamedTuple):
+    """How far the training is.
+
+    `history` has the loss and the test accuracy of each whole epoch, `images` counts those of all ranks in the epoch
+    after, and `losses` has the sum of its losses on each rank.
+    """
+
+    history: list[tuple[float, float]]
+    images: int
+    losses: list[float]
 
 
 def main() -> None:
@@ -39,7 +53,7 @@ def main() -> None:
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=options.lr)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / options.warm_up))
-    history = resume(options.checkpoint, model, optimizer, schedule)
+    history, images_done, losses = resume(options.checkpoint, model, optimizer, schedule)
     if history and hvd.rank() == 0:
         print(f"{options.checkpoint} has {len(history)} of {options.epochs} epochs", flush=True)
 
@@ -47,8 +61,9 @@ def main() -> None:
     for epoch in range(len(history), options.epochs):
         sampler.set_epoch(epoch)  # another order, and other images for each rank
         model.train()
-        total, began_s = torch.zeros(()), time.perf_counter()
-        for images, labels in loader:
+        first, began_s = images_done // (options.batch_size * hvd.size()), time.perf_counter()
+        total = torch.tensor(losses[hvd.rank()] if len(losses) == hvd.size() else sum(losses) / max(1, len(losses)))
+        for step, (images, labels) in itertools.islice(enumerate(loader, start=1), first, None):
             optimizer.zero_grad()
             with torch.autocast(device, torch.bfloat16, enabled=options.amp):
                 loss = functional.cross_entropy(model(images.to(device)), labels.to(device))
@@ -57,7 +72,14 @@ def main() -> None:
             optimizer.step()
             schedule.step()
             total += loss.detach().cpu()
-        images_per_s = len(train_data) / (time.perf_counter() - began_s)
+            if hvd.preempted():  # on all ranks, if any of them was told
+                losses = hvd.allgather(total[None]).tolist()
+                if hvd.rank() == 0:
+                    progress = Progress(history, step * options.batch_size * hvd.size(), losses)
+                    save(options.checkpoint, model, optimizer, schedule, progress)
+                hvd.exit_preempted()
+        images_per_s = len(train_data) * (1 - first / len(loader)) / (time.perf_counter() - began_s)
+        images_done, losses = 0, []
         mean = hvd.allreduce(total / len(loader), name="loss").item()  # of all ranks
         accuracy = accuracy_of(model, test_data, device)
         history.append((mean, accuracy))
@@ -66,7 +88,7 @@ def main() -> None:
         if hvd.rank() == 0:
             line = f"epoch {epoch + 1:2}: loss {mean:.4f}, test accuracy {accuracy:.3f}"
             print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
-            save(options.checkpoint, model, optimizer, schedule, history)
+            save(options.checkpoint, model, optimizer, schedule, Progress(history, 0, []))
     if logger is not None:
         logger.close()
     if hvd.rank() == 0 and options.plot:
@@ -119,33 +141,28 @@ def accuracy_of(model: nn.Module, data: TensorDataset, device: str) -> float:
     return hvd.allreduce(hits.cpu(), op=hvd.Sum, name="hits").item() / len(data)
 
 
-def resume(file: Path | None, model: nn.Module, optimizer: Any, schedule: Any) -> list[tuple[float, float]]:
-    """Rank 0 reads the checkpoint, if there is one, and the others get everything from rank 0.
-
-    Returns the loss and the test accuracy of each epoch that is done.
-    """
-    history: list[tuple[float, float]] = []
+def resume(file: Path | None, model: nn.Module, optimizer: Any, schedule: Any) -> Progress:
+    """Rank 0 reads the checkpoint, if there is one, and the others get everything from rank 0."""
+    progress = Progress([], 0, [])
     if hvd.rank() == 0 and file is not None and file.exists():
         checkpoint = torch.load(file)
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         schedule.load_state_dict(checkpoint["schedule"])
-        history = checkpoint["history"]
+        progress = Progress(*(checkpoint[name] for name in Progress._fields))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     schedule.load_state_dict(hvd.broadcast_object(schedule.state_dict(), root_rank=0))
-    received: list[tuple[float, float]] = hvd.broadcast_object(history, root_rank=0)
+    received: Progress = hvd.broadcast_object(progress, root_rank=0)
     return received
 
 
-def save(
-    file: Path | None, model: nn.Module, optimizer: Any, schedule: Any, history: list[tuple[float, float]]
-) -> None:
+def save(file: Path | None, model: nn.Module, optimizer: Any, schedule: Any, progress: Progress) -> None:
     if file is None:
         return
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
     unfinished = file.with_name(f"{file.name}.part")
-    torch.save({**states, "history": history}, unfinished)
+    torch.save({**states, **progress._asdict()}, unfinished)
     os.replace(unfinished, file)  # a job that is stopped now leaves the old checkpoint or the new one, whole
 
 

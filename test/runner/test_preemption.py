@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from harness.preempted_job import COMMANDS, GRACE_S, LOADER, Job, Trial, carry_out, drawn, job
-from harness.ringrun_job import needs_mpi
+from harness.ringrun_job import ROOT, needs_mpi
 
 import ringtrain as hvd
 from ringtrain.ops import preemption
@@ -230,3 +232,39 @@ def test_elastic_states_say_it_too_and_then_each_commit_is_written(tmp_path: Pat
     assert state.should_checkpoint
     state.commit()
     assert hvd.rank() != 0 or (tmp_path / "state-0").exists()
+
+
+# --- the example ------------------------------------------------------------------------------------------------------
+
+
+def train(checkpoint: Path, is_told: bool) -> int:
+    """Runs examples/torch_train.py, and tells it in its second epoch to end. Returns the exit code."""
+    command = [*COMMANDS["ringrun"], "-np", "2", "--no-prefix-output", sys.executable, "examples/torch_train.py"]
+    with subprocess.Popen(
+        [*command, "--epochs", "3", "--checkpoint", str(checkpoint)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if is_told and line.startswith("epoch  1"):
+                process.terminate()
+    return process.wait()
+
+
+@pytest.mark.slow
+def test_the_example_goes_on_within_an_epoch_to_equal_results(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    assert train(tmp_path / "whole.pt", is_told=False) == 0
+    assert train(tmp_path / "parts.pt", is_told=True) == os.EX_TEMPFAIL
+    whole, part = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "parts.pt")
+    assert len(part["history"]) == 1 and part["images"] > 0
+    assert train(tmp_path / "parts.pt", is_told=False) == 0
+    parts = torch.load(tmp_path / "parts.pt")
+    assert parts["history"] == whole["history"]
+    for name, weights in whole["model"].items():
+        assert torch.equal(parts["model"][name], weights), name
