@@ -305,3 +305,89 @@ def test_scancel_tells_ranks_once_and_leaves_them_their_time(
     cluster.run("scancel", number)
     wait_until(lambda: number not in cluster.run("squeue", "--noheader", "--format=%i").stdout.split())
     assert [path.read_text() for path in folder.iterdir()] == ["ready\ntold\nsaved\n"] * 2
+
+
+# --- preemption -------------------------------------------------------------------------------------------------------
+
+# Trains until it is told to end, and once more for some steps.
+PREEMPTED = """
+import os, sys, time
+import numpy as np
+import ringtrain as hvd
+hvd.init()
+file = sys.argv[1]
+first = int(open(file).read()) if os.path.exists(file) else 0
+hvd.preempted()
+print("begins at", first, "as", hvd.rank(), flush=True)
+for step in range(first, first + 5 if first else 1_000_000):
+    hvd.allreduce(np.ones(3), name="gradient")
+    time.sleep(0.01)
+    if hvd.preempted():
+        if hvd.rank() == 0:
+            open(file, "w").write(str(step + 1))
+        print("saves", step + 1, "as", hvd.rank(), flush=True)
+        hvd.exit_preempted()
+print("done", flush=True)
+"""
+BATCH = """#!/bin/bash
+#SBATCH --requeue --open-mode=append --nodes=1 --ntasks=3
+{line}
+code=$?
+echo ended with $code
+if [ $code = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $code
+"""
+
+
+class BatchJob:
+    """PREEMPTED in a batch job, by the words of a launcher."""
+
+    def __init__(self, cluster: SlurmCluster, *launcher: str):
+        self._cluster = cluster
+        path = cluster.folder / f"preempted-{time.monotonic_ns()}"
+        self.checkpoint, self._out = path.with_suffix(".step"), path.with_suffix(".out")
+        line = shlex.join([*launcher, "python", "-c", PREEMPTED, str(self.checkpoint)])
+        path.with_suffix(".sh").write_text(BATCH.format(line=line))
+        words = ["sbatch", "--parsable", f"--output={self._out}", str(path.with_suffix(".sh"))]
+        (self.number,) = cluster.run(*words, **{**VARIABLES, "RINGTRAIN_NETWORK": "sockets"}).stdout.split()
+        wait_until(lambda: self.printed.count("begins at 0") == 3)
+
+    @property
+    def printed(self) -> str:
+        return self._out.read_text() if self._out.exists() else ""
+
+    def saved(self) -> list[str]:
+        return re.findall(r"saves (\d+)", self.printed)
+
+    def end(self) -> None:
+        self._cluster.run("scancel", "--signal=KILL", self.number)
+        wait_until(lambda: self.number not in self._cluster.run("squeue", "--noheader", "--format=%i").stdout.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [["ringrun", "--launcher", "srun"], ["srun", "--mpi=none"]], ids=" ".join)
+def test_a_batch_job_that_is_told_to_end_saves_and_is_queued_again(cluster: SlurmCluster, launcher: list[str]) -> None:
+    job = BatchJob(cluster, *launcher)
+    try:
+        cluster.run("scancel", "--signal=USR1", job.number)
+        wait_until(lambda: "ended with" in job.printed)
+        assert job.saved() == [job.checkpoint.read_text()] * 3 and "ended with 75" in job.printed, job.printed
+        # Slurm waits for two minutes before it starts a job again, unless somebody changes that
+        wait_until(lambda: "PENDING" in cluster.run("squeue", "--noheader", "--format=%T", "--jobs", job.number).stdout)
+        cluster.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+        wait_until(lambda: "ended with 0" in job.printed)
+        assert job.printed.count(f"begins at {job.saved()[0]}") == job.printed.count("done") == 3, job.printed
+    finally:
+        job.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["srun", "ssh"])
+def test_ranks_of_a_job_that_is_cancelled_save_at_one_step(cluster: SlurmCluster, launcher: str) -> None:
+    job = BatchJob(cluster, "exec", "ringrun", "--launcher", launcher)
+    try:
+        cluster.run("scancel", job.number)
+        wait_until(lambda: len(job.saved()) == 3)
+        assert job.saved() == [job.checkpoint.read_text()] * 3, job.printed
+    finally:
+        job.end()
