@@ -37,6 +37,7 @@ from ringtrain.runner.job import (
 from ringtrain.runner.launchers import Launcher, choose_elastic, choose_launcher
 from ringtrain.runner.mpi_library import MpiNotFound
 from ringtrain.runner.supervise import process_tree
+from ringtrain.runner.supervise.binding import BIND_VARIABLE
 from ringtrain.runner.supervise.first_failure import spoken
 from ringtrain.runner.supervise.output import Screen, StandardStreams, terminal
 from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Settings, Supervisor, signals_handled
@@ -123,6 +124,7 @@ def _run(argv: Sequence[str] | None, speaker: str = "ringrun") -> int:
         bool(arguments.verbose),
         grace_s=arguments.grace_s,
         has_time=bool(arguments.prefix_output_with_timestamp),
+        has_stdin=arguments.stdin is not False,
     )
     return supervise(Supervisor if job.elastic is None else ElasticSupervisor, launcher, job, settings, speaker)
 
@@ -142,6 +144,10 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     if arguments.horovod:
         added["PYTHONPATH"] = path_with_horovod({**environ, **added})
     environment = environment_of_ranks({**environ, **added})
+    if arguments.bind != "none":
+        if arguments.binding_args:
+            raise UsageError(f"--bind {arguments.bind} and --binding-args both bind the ranks; give one of them")
+        environment[BIND_VARIABLE] = arguments.bind
     asked = _asked(arguments)
     terms = None
     if asked.is_elastic and not arguments.check:

@@ -16,6 +16,7 @@ from ringtrain.runner import horovod_flags
 from ringtrain.runner.horovod_flags import Given
 from ringtrain.runner.hosts import UsageError
 from ringtrain.runner.job import START_TIMEOUT_S
+from ringtrain.runner.supervise.binding import KINDS
 from ringtrain.version import __version__
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _SWITCHES = {
     "check": "try the hosts instead of running a command",
     "dry-run": "print the command instead of running it",
     "verbose": "say which MPI was found, what is run and where the ranks are",
+    "stdin": "let rank 0 read what ringrun is given on standard input (default: yes)",
     "tcp": "let MPI and NCCL use nothing but TCP on the network",
 }
 _ON_OFF = {True: "on", False: "off"}
@@ -162,6 +164,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     )
     add("--mpi-args", type=shell_words, default=(), metavar="WORDS", help='more for the launcher: --mpi-args="-x A=1"')
     add("--binding-args", type=shell_words, default=(), metavar="WORDS", help="how it binds ranks (default: not)")
+    add("--bind", choices=KINDS, default="none", help="give each rank its share of the host's cores or NUMA nodes")
     add(
         *("--network-interfaces", "--network-interface"),
         action=_Interfaces,

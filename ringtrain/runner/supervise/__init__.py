@@ -3,6 +3,7 @@
 supervisor       starts the launcher, follows what happens, and ends the job
 guard            the parent of the launcher, which leaves nothing of the job on this host
 rank_wrapper     the parent of each rank; wrap: the script of it; frames: what it sends
+binding          the processors of a rank
 process_tree     signals that these inherit, and the processes that they leave
 end_rule         when the ranks of a failed job are told to end
 output           lines and files of the ranks, and the screen on which they are printed

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 
 if not __package__:  # of a script that does not import ringtrain, and has this folder on its path
+    import binding  # type: ignore[import-not-found, unused-ignore]
     import process_tree  # type: ignore[import-not-found, unused-ignore]
 else:
-    from ringtrain.runner.supervise import process_tree
+    from ringtrain.runner.supervise import binding, process_tree
 
 RECORD = b"\x1e"
 # Letters of frames. The output of a rank comes in lines (small letter), or in parts that a later one goes on with.
@@ -47,6 +48,9 @@ PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
 # In the environment: how many ranks each host has, such as "2,2", where the ranks fill the hosts in this order.
 RANKS_OF_HOSTS_VARIABLE = "RINGRUN_RANKS_OF_HOSTS"
+
+# In the environment where no rank reads standard input. Open MPI itself would give rank 0 one that never ends.
+NO_STDIN_VARIABLE = "RINGRUN_NO_STDIN"
 
 # In the environment: the library in which jaxlib looks for the functions of MPI.
 JAXLIB_VARIABLE = "MPITRAMPOLINE_LIB"
@@ -260,6 +264,9 @@ class Wrapper:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.environ.update(variables_of_horovod(os.environ))
             os.environ.update(variable_of_jaxlib(os.environ))
+            binding.bind(os.environ)
+            if NO_STDIN_VARIABLE in os.environ:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(out, 1)
             os.dup2(err, 2)
             os.execvp(self._command[0], self._command)

@@ -212,6 +212,7 @@ class Settings(NamedTuple):
 
     `has_prefix` is for the rank before each line, `has_time` for the time before that. `start_timeout_s` is 0 for no
     limit; `output_folder` None writes no files; `grace_s` is from SIGTERM to SIGKILL. `names` are the processes'.
+    `has_stdin`: rank 0 reads the standard input of this process.
     """
 
     has_prefix: bool
@@ -221,6 +222,7 @@ class Settings(NamedTuple):
     grace_s: float = 30.0
     has_time: bool = False
     names: Names = RANKS
+    has_stdin: bool = True
 
 
 class Outcome(NamedTuple):
@@ -270,6 +272,8 @@ class Supervisor:
         environment = {"PYTHONUNBUFFERED": "1", **job.environment, rank_wrapper.JOB_VARIABLE: self._id}
         environment[rank_wrapper.GRACE_VARIABLE] = str(settings.grace_s)
         environment[rank_wrapper.SPEAKER_VARIABLE] = screen.speaker
+        if not settings.has_stdin:
+            environment[rank_wrapper.NO_STDIN_VARIABLE] = "1"
         if job.elastic is None and job.roles is None:
             environment[rank_wrapper.RANKS_OF_HOSTS_VARIABLE] = ",".join(map(str, job.ranks_of_hosts))
         makes_wrappers = launcher.makes_wrappers
@@ -305,6 +309,7 @@ class Supervisor:
         process = subprocess.Popen(
             guard.command_of_guard(own, self._launcher.last_signal, command, self._launcher.shielded, reports=True),
             env=self._launcher.environment(self._job),
+            stdin=None if self._settings.has_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             # Ctrl-C in a terminal is for ringrun, which decides what becomes of it
