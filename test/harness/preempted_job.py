@@ -94,7 +94,7 @@ def job(
         folder = Path(name)
         with open(folder / "printed", "wb") as printed:
             process = subprocess.Popen(
-                [*command, "-np", str(ranks), sys.executable, script, name, str(busy_rank), str(steps)],
+                [*command, "-n", str(ranks), sys.executable, script, name, str(busy_rank), str(steps)],
                 env=processes.mark({**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/test", **more}, mark),
                 stdin=subprocess.DEVNULL,
                 stdout=printed,

@@ -5,6 +5,7 @@ Takes a folder, the rank that computes for long in each step, and the number of 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -17,6 +18,8 @@ import ringtrain as hvd
 
 
 def main() -> None:
+    if "DMLC_ROLE" in os.environ:
+        importlib.import_module("ringtrain.kvstore")  # in which a scheduler and a server stay
     busy_rank, steps = int(sys.argv[2]), int(sys.argv[3])
     hvd.init()
     rank = hvd.rank()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.hosts import SimulatedHosts
 from harness.preempted_job import COMMANDS, GRACE_S, LOADER, Job, Trial, carry_out, drawn, job
 from harness.ringrun_job import ROOT, needs_mpi
 
@@ -52,6 +53,30 @@ def test_workers_of_a_dataloader_leave_sigusr1_to_their_rank() -> None:
         code, printed = running.end()
         saved = running.read("saved")
     assert code == 75 and len(saved) == 2 and saved[0] == saved[1], printed
+
+
+@needs_mpi
+@pytest.mark.parametrize("command", ["ringrun", "ringrun over MPI"])
+def test_ranks_on_other_hosts_save_too(two_hosts: SimulatedHosts, command: str) -> None:
+    words = two_hosts.command_on(0, [*COMMANDS[command], "-H", ",".join(two_hosts.names)])
+    with job(words, 2, **two_hosts.environment) as running:
+        running.wait_for("began", 2)
+        running.signal(signal.SIGUSR1, "rank")  # on the other host, where ringrun is not
+        code, printed = running.end()
+        saved = running.read("saved")
+    assert code == 75 and len(saved) == 2 and saved[0] == saved[1], printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_workers_of_a_store_save_too_and_are_not_started_again(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "ringtrain.launch", "-s", "1", "--launcher", "local", "--restarts", "2"]
+    with job(command, 2) as running:
+        running.wait_for("began", 2)
+        running.signal(number, "launcher")
+        code, printed = running.end()
+        saved = running.read("saved")
+    assert code == 75 and len(saved) == 2 and saved[0] == saved[1], printed
+    assert "ringlaunch: the job was preempted" in printed
 
 
 def test_ringrun_says_why_the_job_has_ended() -> None:

@@ -6,6 +6,7 @@ The starter has an agent on each host, and decides alone how the job ends.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -117,7 +118,11 @@ class RoleStarter(Starter[RolePlace]):
         link.running.discard(number)
         process = self._terms.cast.process(number)
         self._running.discard(process)
-        if code != 0 and not self._is_over:
+        if self._is_over:
+            return
+        if code == os.EX_TEMPFAIL:  # exit_preempted(): all workers have come to it
+            self._fail(code)
+        elif code != 0:
             self._note_failure(process, code, end_of(code))
 
     def _note_end_of_agent(self, at: RolePlace, link: Link, how: str) -> None:

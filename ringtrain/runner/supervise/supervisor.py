@@ -609,6 +609,11 @@ def _latest_first(failures: list[Failure]) -> list[Failure]:
 class RoleSupervisor(Supervisor):
     """Reports about a scheduler, servers and workers, not ranks."""
 
+    def _ranks_at_the_end(self) -> Sequence[int]:
+        """The workers, which are last."""
+        assert self._job.roles is not None
+        return range(self._job.num_proc - self._job.roles.cast.workers, self._job.num_proc)
+
     def _in_words(self, event: Started) -> str:
         return f"{self._settings.names.listed([event.rank])} is process {event.pid} on {event.host}"
 
