@@ -54,6 +54,12 @@ void on_signal(int number, siginfo_t* info, void* context) {
 
 }  // namespace
 
+bool has_default_action(int number) {
+  struct sigaction action;
+  return sigaction(number, nullptr, &action) == 0 && (action.sa_flags & SA_SIGINFO) == 0 &&
+         action.sa_handler == SIG_DFL;
+}
+
 void note_signal(int number, bool runs_former) {
   Noted& one = noted.at(number);
   struct sigaction action{};

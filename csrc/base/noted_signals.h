@@ -7,6 +7,8 @@
 
 namespace ringtrain {
 
+// Returns whether `number` has no handler and is not ignored, also by what Python does not know of, as faulthandler.
+bool has_default_action(int number);
 // Installs the handler for `number`, unless the signal is ignored or is noted already. `runs_former`: the handler of
 // before, if there is one, runs as well.
 //

@@ -152,6 +152,8 @@ void bind_exit(nb::module_& module) {
              "mpi4py calls MPI_Finalize when Python ends: a forked child, where that hangs, is ended with a message.");
   module.def("note_signal", &note_signal, nb::arg("number"), nb::arg("runs_former"),
              "Has the time noted at which a signal comes, and, if `runs_former`, the handler of before called.");
+  module.def("has_default_action", &has_default_action, nb::arg("number"),
+             "Returns whether a signal has no handler and is not ignored.");
   module.def("stop_noting_signals", &stop_noting_signals, "Installs the handlers of before.");
   module.def("noted_signals", &noted_signals, "Returns the monotonic time at which each noted signal has come first.");
 }

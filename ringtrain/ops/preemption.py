@@ -141,7 +141,7 @@ def _watch(settings: dict[str, str]) -> None:
         return
     _core.note_signal(signal.SIGTERM, True)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(number) in (signal.SIG_DFL, flight_recorder.on_signal):
+        if _core.has_default_action(number) or signal.getsignal(number) is flight_recorder.on_signal:
             _core.note_signal(number, False)
     path = settings["preemption_notice"]
     _notice = _notice or (_Notice(path) if path else None)
