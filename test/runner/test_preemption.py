@@ -180,6 +180,19 @@ def test_the_seconds_count_from_the_signal_also_where_the_main_thread_computes()
 
 
 @pytest.mark.ranks(2, isolated=True)
+def test_no_rank_ends_before_the_checkpoint_is_written(tmp_path: Path) -> None:
+    hvd.init()
+    assert hvd.preempted() is None
+    if hvd.rank() == 0:
+        time.sleep(1)
+        (tmp_path / "saved").touch()
+    with pytest.raises(SystemExit) as end:
+        hvd.exit_preempted()
+    assert end.value.code == 75 and (tmp_path / "saved").exists() and not hvd.is_initialized()
+    os.kill(os.getpid(), signal.SIGTERM)  # changes nothing: the process is about to end with 75
+
+
+@pytest.mark.ranks(2, isolated=True)
 def test_a_rank_that_has_joined_does_not_hinder_the_others() -> None:
     hvd.init()
     assert hvd.preempted() is None
