@@ -113,9 +113,13 @@ def whereabouts(frame: FrameType) -> str:
 
 def is_of_script(frame: FrameType) -> bool:
     """Whether a frame is of the script: not of ringtrain, of Python, or of an installed package."""
+    is_of_package = any(part in frame.f_code.co_filename for part in _PACKAGES)
+    return _is_the_users(frame) and not is_of_package and not is_of_standard_library(frame)
+
+
+def is_of_standard_library(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    is_of_library = file.startswith((_STANDARD_LIBRARY, "<frozen ")) or any(part in file for part in _PACKAGES)
-    return _is_the_users(frame) and not is_of_library
+    return file.startswith((_STANDARD_LIBRARY, "<frozen ")) and not any(part in file for part in _PACKAGES)
 
 
 def _frame_of_user() -> FrameType | None:
@@ -202,10 +206,35 @@ def waiting(handle: _core.Handle) -> Iterator[None]:
 
 
 def _are_all_waiting() -> bool:
-    return all(
-        thread.ident in _waiting or (thread.daemon and thread.ident not in _submitters)
+    return not _others()
+
+
+def _others() -> list[threading.Thread]:
+    """Returns the threads that could submit something and do not wait for a Handle."""
+    return [
+        thread
         for thread in threading.enumerate()
-    )
+        if thread.ident not in _waiting and (not thread.daemon or thread.ident in _submitters)
+    ]
+
+
+def say_blocked_outside(awaited: list[_core.Handle], waits: Callable[[threading.Thread], bool]) -> bool:
+    """Tells the core whether this rank is blocked while programs of another library wait for Handles.
+
+    Args:
+        awaited: the Handles that programs wait for.
+        waits: whether a thread that does not wait for a Handle itself waits for one of the programs.
+
+    Returns:
+        Whether it is blocked by them.
+    """
+    with _lock:
+        waiting = [waits(thread) for thread in _others()]  # of all, which `waits` may compare with the next time
+        if not waiting:
+            return False  # they have said so themselves
+        is_blocked = bool(awaited) and all(waiting)
+        _core.say_blocked([*_waiting.values(), *awaited] if is_blocked else [])
+        return is_blocked
 
 
 # --- exceptions: how a rank that fails tells the others why, and ends ----------------------------------

@@ -98,6 +98,14 @@ void bind_xla(nb::module_& module) {
       "Warns once, on that rank, that the ranks differ in what is flagged.");
   module.def("wait_for_xla", &xla::wait_for_all, nb::arg("timeout_s"), nb::call_guard<ReleasedGil>(),
              "Whether all that programs of XLA have started is over, after at most so many seconds.");
+  module.def(
+      "awaited_by_xla",
+      [] {
+        std::vector<SharedHandle> shared;
+        for (const auto& handle : xla::awaited()) shared.push_back({handle});
+        return shared;
+      },
+      "For what programs of XLA wait now.");
   module.def("is_loaded_by_jaxlib", &mpi_abi::is_loaded,
              "Whether jaxlib has found its MPI here, for which it looks once, when it is loaded.");
   module.def("carry_collectives_of_xla", &mpi_abi::attach, nb::arg("rank"), nb::arg("size"),

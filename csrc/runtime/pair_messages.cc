@@ -12,11 +12,22 @@ namespace ringtrain {
 
 namespace {
 
-enum class Say : uint8_t { sends, awaits, refuses_sender, refuses_receiver, asks_for_confirmation, confirms };
+enum class Say : uint8_t {
+  sends,
+  awaits,
+  refuses_sender,
+  refuses_receiver,
+  explains_to_sender,
+  explains_to_receiver,
+  asks_for_confirmation,
+  confirms
+};
+
+constexpr size_t kMostOfSite = 256;
 
 }  // namespace
 
-// Followed by the shape and, of a sender with few values, these.
+// Followed by the shape and, of a sender with few values, these; of an explanation by the line of the script.
 struct PairMessages::Word {
   Say say = Say::sends;
   DType dtype = DType::uint8;
@@ -273,6 +284,11 @@ void PairMessages::hear(const MessageLink::Word& heard) {
   const Way way = {word.process_set, word.tag, heard.from};
   if (word.say == Say::refuses_sender || word.say == Say::refuses_receiver)
     return hear_refusal(way, word.number, word.say == Say::refuses_sender);
+  if (word.say == Say::explains_to_sender || word.say == Say::explains_to_receiver) {
+    const size_t most = std::min(heard.bytes - sizeof(word) - shape_bytes, kMostOfSite);
+    const char* const site = heard.data + sizeof(word) + shape_bytes;
+    return hear_explanation(way, word.number, word.say == Say::explains_to_sender, {site, strnlen(site, most)});
+  }
   Heard one;
   one.source = heard.from;
   one.number = word.number;
@@ -382,11 +398,36 @@ void PairMessages::meet_receiver(const MessagePtr& send, const Heard& heard) {
 bool PairMessages::fits(const MessagePtr& message, const Heard& heard) {
   inbox_.note_begun(*message->submission, now_s());
   if (message->spec() == heard.spec) return true;
-  Request other = *message->submission->request;
-  other.operation.tensors = {heard.spec};
-  const RankSet own({world_.rank, world_.rank}), peer({message->peer(), message->peer()});
-  fail(message, ErrorKind::mismatch, find_mismatch({{*message->submission->request, own}, {std::move(other), peer}}));
+  unexplained_.push_back({message, heard.spec});
+  Word word;
+  word.say = message->sends ? Say::explains_to_receiver : Say::explains_to_sender;
+  word.process_set = std::get<0>(message->way);
+  word.tag = std::get<1>(message->way);
+  word.number = message->number;
+  const auto& site = message->submission->request->site;
+  const std::string text = (site ? *site : "").substr(0, kMostOfSite - 1);
+  say(message->peer(), word, {}, text.c_str(), text.size() + 1);
   return false;
+}
+
+// The other end has seen that it does not fit either, and has said where it is.
+void PairMessages::hear_explanation(const Way& way, int64_t number, bool of_sender, const std::string& site) {
+  const auto found = std::find_if(unexplained_.begin(), unexplained_.end(), [&](const Unexplained& one) {
+    return one.message->way == way && one.message->number == number && one.message->sends == of_sender;
+  });
+  if (found == unexplained_.end()) return;
+  const auto [message, spec] = std::move(*found);
+  unexplained_.erase(found);
+  const Request& request = *message->submission->request;
+  Request other = request;
+  other.operation.tensors = {spec};
+  const RankSet own({world_.rank, world_.rank}), peer({message->peer(), message->peer()});
+  const std::string text = find_mismatch({{request, own}, {std::move(other), peer}});
+  const std::map<int, std::string> sites = {{message->peer(), site}, {world_.rank, request.site ? *request.site : ""}};
+  std::string lines;
+  for (const auto& [rank, line] : sites)
+    if (!line.empty()) lines += (lines.empty() ? " (rank " : "; rank ") + std::to_string(rank) + " at " + line;
+  fail(message, ErrorKind::mismatch, lines.empty() ? text : text + lines + ")");
 }
 
 void PairMessages::wait_for_other_end(const MessagePtr& message) {
@@ -533,6 +574,7 @@ void PairMessages::note_failure_of_other_end(const Operation& operation, const E
 }
 
 void PairMessages::forget_waiting() {
+  unexplained_.clear();
   for (const MessagePtr& message : pending_) forget_values(*message);
   sends_.clear();
   arrivals_.clear();
@@ -556,6 +598,9 @@ void PairMessages::forget(int process_set) {
   for (const MessagePtr& message : carried_)
     if (is_of_it(message)) forget_values(*message);
   carried_.erase(std::remove_if(carried_.begin(), carried_.end(), is_of_it), carried_.end());
+  unexplained_.erase(std::remove_if(unexplained_.begin(), unexplained_.end(),
+                                    [&](const Unexplained& one) { return is_of_it(one.message); }),
+                     unexplained_.end());
   const auto forget_ways = [&](auto& ways) {
     for (auto it = ways.begin(); it != ways.end();)
       it = std::get<0>(it->first) == process_set ? ways.erase(it) : std::next(it);

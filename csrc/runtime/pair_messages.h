@@ -3,7 +3,8 @@
 // Both ends say what they have as soon as they begin: the sender a word that it sends, with the values if they are few,
 // and the receiver a word that it awaits them. So neither waits for the other one longer than it must: the sender's
 // message is complete when the receiver's word has come and fits, and many values go when it has, from the memory of
-// one user into that of the other. Where the words do not fit, each end sees that by itself, and fails.
+// one user into that of the other. Where the words do not fit, each end sees that by itself, says at which line of its
+// script it is, and fails when it has heard that of the other one.
 //
 // Messages of one way (process set, source, destination, tag) are numbered by both ends, and come in this order. A
 // receiver that takes what any rank sends gets the first word of its tag that no receiver before it has got; it says
@@ -48,7 +49,9 @@ class PairMessages final : public PendingMessages {
   // Any thread. Whether a rank of this node has said something.
   bool is_called_on_node() const { return rings_ && rings_->is_called(); }
   // Whether nothing of this rank is under way, so that nobody waits for what others say.
-  bool is_quiet() const { return pending_.empty() && carried_.empty() && !is_asking_ && !(rings_ && rings_->any()); }
+  bool is_quiet() const {
+    return pending_.empty() && carried_.empty() && unexplained_.empty() && !is_asking_ && !(rings_ && rings_->any());
+  }
   bool are_carried() const { return !carried_.empty(); }
   // Since when the oldest one waits for its other end; `now` if none does.
   double waits_since_s(double now) const { return pending_.empty() ? now : pending_.front()->since_s; }
@@ -163,9 +166,10 @@ class PairMessages final : public PendingMessages {
   void meet_sender(const MessagePtr& receive, FromRank& arrivals, const Heard& heard, const char* values)
       REQUIRES(turn);
   void meet_receiver(const MessagePtr& send, const Heard& heard) REQUIRES(turn);
-  // Both ends have met. Whether they fit; else it has failed.
+  // Both ends have met. Whether they fit; else it fails when the other end has said where it is.
   bool fits(const MessagePtr& message, const Heard& heard) REQUIRES(turn);
 
+  void hear_explanation(const Way& way, int64_t number, bool of_sender, const std::string& site) REQUIRES(turn);
   void wait_for_other_end(const MessagePtr& message);
   void stop_waiting(Message& message);
   void find_oldest();
@@ -191,6 +195,11 @@ class PairMessages final : public PendingMessages {
   std::vector<Key> withdrawn_;           // to be told in the next round
   double oldest_s_ = kNever;             // of those that were not announced
   std::vector<MessagePtr> carried_;      // whose values are on their way
+  struct Unexplained {
+    MessagePtr message;
+    TensorSpec spec;  // of the other end
+  };
+  std::vector<Unexplained> unexplained_;  // that do not fit
   std::vector<SubmissionPtr> fresh_;
   uint64_t heard_words_ = 0;
   size_t ended_ = 0;

@@ -57,7 +57,7 @@ const OwnedTensor& result_of(const Started& started, size_t bytes) {
 
 Completion::Completion(const Api& api, const std::vector<uint32_t>& numbers, std::vector<Copy> copies)
     : api_(&api), copies_(std::move(copies)) {
-  for (const uint32_t ticket : numbers) entries_.push_back({ticket, tickets().at(ticket)});
+  for (const uint32_t ticket : numbers) entries_.push_back({ticket, tickets().await(ticket)});
 }
 
 bool Completion::is_done() const {
@@ -105,6 +105,22 @@ Started Tickets::at(uint32_t ticket) const {
   const auto found = started_.find(ticket);
   if (found == started_.end()) throw failure("XLA has finished an operation twice, or one that was never started");
   return found->second;
+}
+
+Started Tickets::await(uint32_t ticket) {
+  const Lock lock(mutex_);
+  const auto found = started_.find(ticket);
+  if (found == started_.end()) throw failure("XLA waits for an operation that was never started");
+  found->second.is_awaited = true;
+  return found->second;
+}
+
+std::vector<std::shared_ptr<Handle>> Tickets::awaited() const {
+  const Lock lock(mutex_);
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (const auto& [ticket, started] : started_)
+    if (started.is_awaited && !started.is_done()) handles.push_back(started.handle);
+  return handles;
 }
 
 void Tickets::forget(uint32_t ticket) {

@@ -22,6 +22,7 @@ namespace ringtrain::xla {
 struct Started {
   std::shared_ptr<Handle> handle;
   std::optional<Error> error;
+  bool is_awaited = false;  // by a program
 
   bool is_done() const { return !handle || handle->is_done(); }
   bool is_memory_free() const { return !handle || handle->is_memory_free(); }
@@ -36,7 +37,11 @@ class Tickets {
   uint32_t add(Started started);
   // Throws invalid for a number that was not given, or is forgotten.
   Started at(uint32_t ticket) const;
+  // The same; from then on a program waits for it.
+  Started await(uint32_t ticket);
   void forget(uint32_t ticket);
+  // Those that programs wait for and that are not done.
+  std::vector<std::shared_ptr<Handle>> awaited() const;
   bool are_done() const;
   // Whether nobody reads or writes the memory of any of them.
   bool are_free() const;

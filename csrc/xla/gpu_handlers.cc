@@ -131,7 +131,7 @@ void finish_in_stream(const Call& call, const Place& place) {
   std::vector<uint32_t> numbers;
   for (const std::string& name : names_of(call)) {
     numbers.push_back(unfinished().take(key_of(call, name)));
-    all.push_back(tickets().at(numbers.back()));
+    all.push_back(tickets().await(numbers.back()));
   }
   for (const Started& started : all)
     while (started.handle && !wait_for(*started.handle, kLong_s)) continue;

@@ -40,8 +40,12 @@ Completion completion_of(const Call& call) {
 Failure* start(CallFrame* frame) {
   return handle(frame, [](const Call& call) -> Failure* {
     Started started;
-    started.error =
-        error_of([&] { started.handle = submit(call, is_weighted(call) ? call.argument_address(1) : nullptr); });
+    started.error = error_of([&] {
+      if (kind_of(call) == OpKind::transfer)
+        started.handle = submit_message(call);
+      else
+        started.handle = submit(call, is_weighted(call) ? call.argument_address(1) : nullptr);
+    });
     call.result_word(call.results() - 1) = tickets().add(std::move(started));
     return nullptr;
   });
@@ -83,6 +87,8 @@ Failure* report_differences(CallFrame* frame) {
     return nullptr;
   });
 }
+
+std::vector<std::shared_ptr<Handle>> awaited() { return tickets().awaited(); }
 
 bool wait_for_all(double timeout_s) {
   return Waiter::comes_true([] { return tickets().are_free(); }, timeout_s);

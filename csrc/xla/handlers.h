@@ -5,13 +5,18 @@
 // as soon as it has its values, and since finish() takes all of them, XLA uses none of their memory meanwhile.
 #pragma once
 
+#include <memory>
+#include <vector>
+
+#include "record/handle.h"
 #include "xla/ffi.h"
 
 namespace ringtrain::xla {
 
 // Any thread of XLA's.
 // (array) -> (the same array in place, ticket) for allreduce and broadcast, (array) -> (ticket) for what has a result
-// of another shape, (any arrays) -> (ticket) for barrier.
+// of another shape, (any arrays) -> (ticket) for barrier; of a message (array, ...) -> (ticket) for the sender and
+// (...) -> (array, ticket) for the receiver, whose array is complete in finish().
 Failure* start(CallFrame* frame);
 // (arrays, their tickets, any other tickets) -> (results). An array that was changed in place is its own result.
 Failure* finish(CallFrame* frame);
@@ -21,6 +26,8 @@ Failure* require_finite(CallFrame* frame);
 // (array, flags) -> (the same array in place): a flag, int32 of one number for each name, is 0 for what all ranks have.
 Failure* report_differences(CallFrame* frame);
 
+// What programs wait for now, in finish().
+std::vector<std::shared_ptr<Handle>> awaited();
 // Whether all that was started is over, after at most so many seconds.
 bool wait_for_all(double timeout_s);
 

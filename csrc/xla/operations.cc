@@ -83,6 +83,22 @@ std::shared_ptr<Handle> submit(const Call& call, const void* weight, int device,
   return builder.submit(call.integer("is_awaited") != 0 ? Engine::Caller::waits : Engine::Caller::goes_on);
 }
 
+std::shared_ptr<Handle> submit_message(const Call& call) {
+  Request request;
+  request.site = std::make_shared<const std::string>(call.text("site"));
+  request.title = std::make_shared<const std::string>(call.text("title"));
+  request.operation.kind = OpKind::transfer;
+  request.operation.process_set = static_cast<int32_t>(call.integer("process_set"));
+  request.operation.numbers = {call.integer("source"), call.integer("dest"), call.integer("tag")};
+  SubmissionBuilder builder(std::move(request));
+  const bool receives = call.results() > 1;
+  Array array = receives ? call.result(0) : call.argument(0);
+  const TensorView view{array.data, std::move(array.spec), TensorView::kHost, nullptr};
+  builder.add_input(view);
+  if (receives) builder.add_output(view);
+  return builder.submit(call.integer("is_awaited") != 0 ? Engine::Caller::waits : Engine::Caller::goes_on);
+}
+
 void require_in_place(const Call& call) {
   for_each_moved(call, call.results(), [](void*, const void*, size_t) {
     throw failure("XLA has moved an array while it was under way; please report the versions of jax and ringtrain");

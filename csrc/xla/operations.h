@@ -12,7 +12,9 @@
 namespace ringtrain::xla {
 
 inline OpKind kind_of(const Call& call) { return static_cast<OpKind>(call.integer("kind")); }
-inline bool is_in_place(OpKind kind) { return kind == OpKind::allreduce || kind == OpKind::broadcast; }
+inline bool is_in_place(OpKind kind) {
+  return kind == OpKind::allreduce || kind == OpKind::broadcast || kind == OpKind::transfer;
+}
 
 // Whether the second argument is the weight of this rank, one float.
 inline bool is_weighted(const Call& call) { return call.integer("is_weighted") != 0; }
@@ -21,6 +23,9 @@ inline bool is_weighted(const Call& call) { return call.integer("is_weighted") !
 // program for a GPU, as in a TensorView.
 std::shared_ptr<Handle> submit(const Call& call, const void* weight, int device = TensorView::kHost,
                                CudaStream stream = nullptr);
+
+// Hands one end of a message between two ranks to the engine: the argument is sent, or the first result received.
+std::shared_ptr<Handle> submit_message(const Call& call);
 
 // Of the results in place, which must be where the engine has written them. XLA may have copied what it was given.
 void require_in_place(const Call& call);

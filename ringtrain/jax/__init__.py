@@ -8,9 +8,12 @@ optimizer = hvd.distribute(optax.adam(1e-3))
 
 ffi              what of the core XLA calls
 primitives       the operations as primitives, under grad and under vmap
+transfers        messages between two ranks, the same
+waits            which threads wait in programs
 lowering         ... inside a compiled program: their order, loops and conditions, the end of the job
 trees            pytrees as lists with names, and the same parameters on every rank
 ops              the operations on pytrees
+messages         messages of pytrees between two ranks
 optimizer        optimizers and gradients over all ranks
 failures         exceptions out of compiled programs
 elastic          states that outlive ranks
@@ -28,9 +31,10 @@ import ringtrain._core as _core
 # jaxlib looks once, when it is loaded, for the library that carries XLA's own collectives.
 os.environ.setdefault("MPITRAMPOLINE_LIB", _core.__file__)
 
-from ringtrain.jax import distributed as distributed, elastic as elastic, ffi, lowering, primitives
+from ringtrain.jax import distributed as distributed, elastic as elastic, ffi, lowering, primitives, transfers
 from ringtrain.jax.diloco import DiLoCo as DiLoCo
 from ringtrain.jax.exceptions import error_of as error_of, errors as errors
+from ringtrain.jax.messages import recv as recv, send as send, sendrecv as sendrecv
 from ringtrain.jax.ops import (
     allgather as allgather,
     allreduce as allreduce,
@@ -60,7 +64,7 @@ from ringtrain.ops.objects import (
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
 
-for _part in (ffi, primitives, lowering):
+for _part in (ffi, primitives, transfers, lowering):
     _part.register()
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports

@@ -24,6 +24,7 @@ from jaxlib.mlir.dialects import stablehlo
 import ringtrain._core as _core
 from ringtrain._core import OpKind
 from ringtrain.engine.process_sets import global_process_set
+from ringtrain.jax import waits
 from ringtrain.jax.ffi import ffi_lowering
 from ringtrain.jax.primitives import (
     KINDS,
@@ -35,7 +36,8 @@ from ringtrain.jax.primitives import (
     report_differences_p,
     require_finite_p,
 )
-from ringtrain.jax.regions import TICKET, UNCACHED, Place, Typed, register_regions, scope_of
+from ringtrain.jax.regions import TICKET, UNCACHED, Place, Typed, is_in_main, register_regions, scope_of
+from ringtrain.jax.transfers import Ends, exchange_p
 from ringtrain.job import session
 
 # --------------------------------------------------------------------------------------------------- the end of the job
@@ -77,7 +79,9 @@ def register() -> None:
     _register(require_finite_p, _lower_require_finite)
     _register(report_differences_p, _lower_report_differences)
     mlir.register_lowering(replicated_p, lambda ctx, *operands, names, how: operands)
-    at_trace.append(register_regions([*KINDS, barrier_p], _Program.of))
+    mlir.register_lowering(exchange_p, _lower_exchange, platform="cpu", **UNCACHED)
+    mlir.register_lowering(exchange_p, _refuse_exchange, **UNCACHED)
+    at_trace.append(register_regions([*KINDS, barrier_p, exchange_p], [exchange_p], _Program.of))
 
 
 def _forget_programs() -> None:
@@ -90,6 +94,7 @@ def _forget_programs() -> None:
 
 def _note_ranks(kind: OpKind | None, how: How | None) -> None:
     global _is_for_these_ranks
+    waits.watcher.start()
     is_for_any = (
         kind in (*_IN_PLACE, OpKind.BARRIER)
         and how is not None
@@ -113,6 +118,12 @@ def _refuse(ctx: Any, *operands: Any, **params: Any) -> Any:
     )
 
 
+def _refuse_exchange(ctx: Any, *operands: Any, ends: Ends) -> Any:
+    raise NotImplementedError(
+        "send, recv and sendrecv work inside jit on CPUs only. On another device call them between two jitted functions"
+    )
+
+
 class _Operation(NamedTuple):
     """One that is in the program, or a loop or condition with operations in it, which has no ticket."""
 
@@ -120,6 +131,7 @@ class _Operation(NamedTuple):
     tickets: list[Any]
     given: frozenset[str] = frozenset()  # names of its arrays, if the script names it
     scope: Any = None  # of regions.scope_of: operations in one may be under way at the same time
+    is_message: bool = False
 
     @property
     def finish(self) -> Any:
@@ -152,6 +164,21 @@ class _Program:
         here = self.here()
         last = max((number for number, one in enumerate(here) if not one.tickets), default=0)
         return [one.place for one in here[last:]]
+
+    def tickets_before(self, is_message: bool = False) -> list[Any]:
+        """Returns those of this block that an operation starts after, in the order of the script.
+
+        A message starts after all operations before it, and all operations after the messages before them: the other
+        rank, whose program is another one, relies on that order.
+        """
+        tickets: list[Any] = []
+        for one in reversed(self.here()):
+            if one.is_message:
+                return [*tickets, one.tickets[-1]]
+            if not one.tickets:
+                break
+            tickets += one.tickets * is_message
+        return tickets
 
     def base_name(self, names: Names) -> str:
         """Numbered by their order in the program, not in the process: some rank may have compiled more programs.
@@ -190,7 +217,7 @@ def _lowering_of(kind: OpKind) -> Callable[..., Any]:
         base = program.base_name(names)
         weights = [Typed(value, ctx.avals_in[-1]) for value in weight]
         ctx = ctx.replace(avals_in=ctx.avals_in[: len(arrays)])
-        with _before_earlier_finishes(program, operands) as independent:
+        with _before_earlier_finishes(program, operands, program.tickets_before()) as independent:
             values, tickets = [], []
             for place, (array, part) in enumerate(zip(arrays, names.parts, strict=True)):
                 attributes = {
@@ -223,7 +250,7 @@ def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
         "priority": np.int64(0),
         "is_awaited": np.int64(1),
     }
-    with _before_earlier_finishes(program, operands) as independent:
+    with _before_earlier_finishes(program, operands, program.tickets_before()) as independent:
         call = ffi_lowering("ringtrain_start", has_side_effect=True)
         ends = independent.ends()
         avals_in = [*ctx.avals_in, *(end.aval for end in ends)]
@@ -233,6 +260,75 @@ def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
     return _finish(
         ctx, OpKind.BARRIER, program, list(operands), _Started([ticket], [name], how, _given(names)), independent
     )
+
+
+def _lower_exchange(ctx: Any, *operands: Any, ends: Ends) -> Any:
+    _require_one_device(ctx)
+    _note_ranks(OpKind.TRANSFER, None)
+    if not is_in_main(ir.InsertionPoint.current.block):
+        raise NotImplementedError(
+            "send, recv and sendrecv have no place in the order of the program inside a function that XLA may call at "
+            f"several places: call them outside ({ends.place})"
+        )
+    program = _Program.of(ctx)
+    sent, like = ends.split(operands)
+    avals, of_like = ends.split(ctx.avals_in)
+    own = (ends.process_set.ranks or [])[ends.process_set.rank() or 0]
+    received, tickets = [], []
+    with _before_earlier_finishes(program, sent, program.tickets_before(is_message=True)) as independent:
+        before = independent.ends()
+        if ends.source is not None:
+            way = _way(ends, ends.source, own, ends.recvtag)
+            for aval in of_like:
+                array, ticket = _start_message(ctx, before, [aval, TICKET], way)
+                received.append(array)
+                before = [Typed(ticket, TICKET)]
+                tickets.append(ticket)
+        if ends.dest is not None:
+            way = _way(ends, own, ends.dest, ends.sendtag)
+            for array, aval in zip(sent, avals, strict=True):
+                (ticket,) = _start_message(ctx, [Typed(array, aval), *before], [TICKET], way)
+                before = [Typed(ticket, TICKET)]
+                tickets.append(ticket)
+        independent.wait_for(tickets)
+    if not tickets:
+        return like
+    # What is sent stays until then. A ticket is a result: the mark of what has only sent.
+    values = [*received, tickets[-1]]
+    typed = [*of_like[: len(received)], TICKET, *([TICKET] * len(tickets)), *avals]
+    others = [*independent.tickets(), tickets[-1]]
+    call = ffi_lowering(
+        "ringtrain_finish", has_side_effect=True, operand_output_aliases={place: place for place in range(len(values))}
+    )
+    results = call(
+        ctx.replace(avals_in=[*typed, *([TICKET] * len(others))], avals_out=typed[: len(values)]),
+        *(*values, *tickets, *sent, *others),
+        kind=np.int64(OpKind.TRANSFER.value),
+        tickets=np.int64(len(tickets)),
+    )
+    end = Typed(results[-1], TICKET)
+    place = Place(end.value.owner, ir.InsertionPoint.current.block, [end])
+    program.operations.append(_Operation(place, tickets, scope=scope_of(place.block), is_message=True))
+    return results[:-1] if ends.source is not None else like
+
+
+def _way(ends: Ends, source: int, dest: int, tag: int) -> dict[str, Any]:
+    return {
+        "kind": np.int64(OpKind.TRANSFER.value),
+        "process_set": np.int64(ends.process_set.process_set_id or 0),
+        "source": np.int64(source),
+        "dest": np.int64(dest),
+        "tag": np.int64(tag),
+        "site": ends.place,
+        "title": f'transfer "message from rank {source} to {dest}, tag {tag}"',
+        "is_awaited": np.int64(1),
+    }
+
+
+def _start_message(ctx: Any, operands: Sequence[Typed], results: Sequence[Any], way: dict[str, Any]) -> Any:
+    call = ffi_lowering("ringtrain_start", has_side_effect=True)
+    context = ctx.replace(avals_in=[one.aval for one in operands], avals_out=list(results))
+    return call(context, *(one.value for one in operands), **way)
 
 
 def _attributes(kind: OpKind, names: Names, how: How) -> dict[str, Any]:
@@ -310,9 +406,10 @@ def _finish(
 class _Independent:
     """Within it, what starts an operation is put before whatever waits for others that it does not need."""
 
-    def __init__(self, operations: list[_Operation], region: _Operation | None):
+    def __init__(self, operations: list[_Operation], region: _Operation | None, starts: Sequence[Any]):
         self._operations = operations
         self._region = region
+        self._starts = [Typed(ticket, TICKET) for ticket in starts]
         self._place = ir.InsertionPoint(operations[0].finish) if operations else None
 
     def __enter__(self) -> _Independent:
@@ -336,20 +433,23 @@ class _Independent:
             operands[last] = joined
 
     def ends(self) -> list[Typed]:
-        """Returns what it must wait for before it starts: the end of the loop, or condition, before it."""
-        return self._region.place.ends if self._region else []
+        """Returns what it must wait for before it starts: starts, and the end of the loop, or condition, before it."""
+        return [*self._starts, *(self._region.place.ends if self._region else [])]
 
     def tickets(self) -> list[Any]:
         return [ticket for operation in self._operations for ticket in operation.tickets]
 
 
-def _before_earlier_finishes(program: _Program, operands: Sequence[Any]) -> _Independent:
-    """Moves what the operands are made of before what waits for operations on which they do not depend."""
+def _before_earlier_finishes(program: _Program, operands: Sequence[Any], starts: Sequence[Any]) -> _Independent:
+    """Moves what the operands are made of before what waits for operations on which they do not depend.
+
+    `starts`: tickets of the operations that start before.
+    """
     earlier = program.here()
     if not earlier:
-        return _Independent([], None)
+        return _Independent([], None, starts)
     order = {operation: place for place, operation in enumerate(ir.InsertionPoint.current.block.operations)}
-    needed = _needed(operands, order)
+    needed = _needed([*operands, *starts], order)
     # An operation that is needed must not come before one that waits, with all that it needs itself.
     after = max((order[one.finish] for one in earlier if one.finish in needed or not one.tickets), default=-1)
     independent = [one for one in earlier if order[one.finish] > after]
@@ -357,7 +457,7 @@ def _before_earlier_finishes(program: _Program, operands: Sequence[Any]) -> _Ind
         first = order[independent[0].finish]
         for operation in sorted((one for one in needed if order[one] > first), key=order.__getitem__):
             operation.move_before(independent[0].finish)
-    return _Independent(independent, next((one for one in reversed(earlier) if not one.tickets), None))
+    return _Independent(independent, next((one for one in reversed(earlier) if not one.tickets), None), starts)
 
 
 def _needed(values: Iterable[Any], order: dict[Any, int]) -> set[Any]:

@@ -26,7 +26,7 @@ import numpy as np
 from jax._src.interpreters import mlir as rules  # the only place where JAX says how it compiles its own primitives
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.extend.core.primitives import call_p, closed_call_p
-from jax.interpreters import mlir
+from jax.interpreters import mlir, partial_eval
 from jaxlib.mlir import ir
 
 from ringtrain._core import OpKind
@@ -75,13 +75,25 @@ _LEAVES = (
 )
 
 
-def register_regions(primitives: Iterable[Primitive], program_of: _ProgramOf) -> Callable[[], None]:
+# Returns a ticket at the end of a branch, once the operations there have ended.
+_end_p = Primitive("ringtrain_end")
+_end_p.def_abstract_eval(lambda: TICKET)
+
+
+def register_regions(
+    primitives: Iterable[Primitive], kept: Iterable[Primitive], program_of: _ProgramOf
+) -> Callable[[], None]:
     """Have whatever has some of the primitives in it compiled as said above.
+
+    `kept`: those that JAX must not leave out where it needs no result of them, nor what they are in.
 
     Returns the function that does so for primitives of JAX, and of libraries, that are new since it was last called.
     """
     ours = frozenset(primitives)
     known = set(ours)
+    mlir.register_lowering(_end_p, _end_of(program_of), platform="cpu", **UNCACHED)
+    for primitive in kept:
+        partial_eval.dce_rules[primitive] = _used
     for primitive in (jax.lax.while_p, jax.lax.cond_p):
         rule = _in_order(_rule_of(primitive), ours, program_of)
         mlir.register_lowering(primitive, rule, platform="cpu", **UNCACHED)
@@ -100,6 +112,9 @@ def register_regions(primitives: Iterable[Primitive], program_of: _ProgramOf) ->
             return
         lengths[:] = lengths_now
         new = {primitive for table in tables.values() for primitive in table if _may_have_a_program(primitive)} - known
+        keep = frozenset(kept)
+        for primitive in new | {jax.lax.while_p, jax.lax.cond_p, *_calls()}:
+            _keep_with(primitive, keep)
         for primitive in new:
             for platform, table in tables.items():
                 if primitive in table:
@@ -108,6 +123,27 @@ def register_regions(primitives: Iterable[Primitive], program_of: _ProgramOf) ->
 
     cover()
     return cover
+
+
+def _used(used: Sequence[bool], equation: Any) -> Any:
+    return [True] * len(equation.invars), equation
+
+
+def _keep_with(primitive: Primitive, kept: frozenset[Primitive]) -> None:
+    rule = partial_eval.dce_rules.get(primitive)
+    if getattr(rule, "keeps", False):
+        return
+
+    def keep(used: Sequence[bool], equation: Any) -> Any:
+        if _has_any(equation.params.values(), kept):
+            return _used(used, equation)
+        if rule is not None:
+            return rule(list(used), equation)
+        is_used = any(used) or bool(equation.effects)
+        return [is_used] * len(equation.invars), equation if is_used else None
+
+    keep.keeps = True  # type: ignore[attr-defined]
+    partial_eval.dce_rules[primitive] = keep
 
 
 def _may_have_a_program(primitive: Primitive) -> bool:
@@ -205,11 +241,29 @@ def _in_order(rule: _Rule, ours: frozenset[Primitive], program_of: _ProgramOf) -
         if ends and first is not None:
             ready = _after(ctx, Typed(operands[first], ctx.avals_in[first]), ends)
             operands = (*operands[:first], ready, *operands[first + 1 :])
-        results = _anew(rule, ours)(ctx, *operands, **params)
-        typed = [Typed(*one) for one in zip(results, ctx.avals_out, strict=True) if _is_of_xla(one[1])]
+        avals, count = list(ctx.avals_out), len(ctx.avals_out)
+        if "branches" in params and not any(map(_is_of_xla, avals)):
+            params["branches"] = tuple(map(_with_end, params["branches"]))
+            avals.append(TICKET)
+        every = _anew(rule, ours)(ctx.replace(avals_out=avals), *operands, **params)
+        results, typed = every[:count], [Typed(*one) for one in zip(every, avals, strict=True) if _is_of_xla(one[1])]
         over = _after(ctx, Typed(mlir.ir_constant(np.zeros(1, np.uint32)), TICKET), typed)
         program.note_region(Place(over.owner, ir.InsertionPoint.current.block, [Typed(over, TICKET)]))
         return results
+
+    return lower
+
+
+def _with_end(branch: ClosedJaxpr) -> ClosedJaxpr:
+    """Returns a branch with one more result, by which what comes after a condition without results waits for it."""
+    function = jaxpr_as_fun(branch)
+    return jax.make_jaxpr(lambda *operands: (*function(*operands), _end_p.bind()))(*branch.in_avals)
+
+
+def _end_of(program_of: _ProgramOf) -> _Rule:
+    def lower(ctx: Any) -> Any:
+        ends = [end for place in program_of(ctx).places() for end in place.ends]
+        return [_after(ctx, Typed(mlir.ir_constant(np.zeros(1, np.uint32)), TICKET), ends)]
 
     return lower
 
@@ -220,13 +274,16 @@ def scope_of(block: Any) -> Any:
     XLA puts the lines of functions and of all other regions where these are called. So operations there, also in loops
     there, may be under way at the same time as those of the whole program.
     """
+    is_region = block.owner.operation.name != "func.func"
+    return block if is_region and is_in_main(block) else None
+
+
+def is_in_main(block: Any) -> bool:
+    """Whether it belongs to the main function, or to a loop or a branch there."""
     owner = block.owner.operation
-    if owner.name == "func.func":
-        return None
     while owner.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
         owner = ir.InsertionPoint(owner).block.owner.operation
-    is_main = owner.name == "func.func" and "private" not in str(owner.attributes["sym_visibility"])
-    return block if is_main else None
+    return owner.name == "func.func" and "private" not in str(owner.attributes["sym_visibility"])
 
 
 def _has_any(values: Iterable[Any], ours: frozenset[Primitive]) -> bool:

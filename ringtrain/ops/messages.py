@@ -120,18 +120,12 @@ def _start_recv(tensor: Any, source: int, tag: int, process_set: ProcessSet, is_
 def _submit(
     kind: str, argument: str, peer: int, tag: int, process_set: ProcessSet, view: View, is_awaited: bool
 ) -> _core.Handle:
-    _core.require_initialized()
-    number = require_usable(process_set, None, kind)
-    ranks = process_set.ranks or []
-    own = ranks[process_set.rank() or 0]
-    peer = _integer(kind, argument, peer)
-    if peer not in ranks:
-        raise ValueError(f"{kind}: {argument} {peer} is not one of the ranks {ranges_of(ranks)}")
+    own = require_member(process_set, kind)
+    peer = require_peer(peer, process_set, kind, argument)
     if peer == own:
         raise ValueError(f"{kind}: {argument} {peer} is this rank; a rank cannot send to itself")
-    tag = _integer(kind, "tag", tag)
-    if not 0 <= tag < _TAGS:
-        raise ValueError(f"{kind}: tag must be at least 0 and less than 2**31, not {tag}")
+    tag = require_tag(tag, kind)
+    number = process_set.process_set_id or 0
     if len(view) == 5:
         raise ValueError(f"{kind}: the tensor is on GPU {view[3]}; copy it to host memory")
     sends = kind == "send"
@@ -152,6 +146,28 @@ def _submit(
         except Exception as error:
             report_failure(error)
             raise
+
+
+def require_member(process_set: ProcessSet, kind: str) -> int:
+    """Returns this rank of the job. Raises as `send` if it does not belong to the process set."""
+    _core.require_initialized()
+    require_usable(process_set, None, kind)
+    return (process_set.ranks or [])[process_set.rank() or 0]
+
+
+def require_peer(peer: Any, process_set: ProcessSet, kind: str, argument: str) -> int:
+    ranks = process_set.ranks or []
+    peer = _integer(kind, argument, peer)
+    if peer not in ranks:
+        raise ValueError(f"{kind}: {argument} {peer} is not one of the ranks {ranges_of(ranks)}")
+    return peer
+
+
+def require_tag(tag: Any, kind: str, argument: str = "tag") -> int:
+    tag = _integer(kind, argument, tag)
+    if not 0 <= tag < _TAGS:
+        raise ValueError(f"{kind}: {argument} must be at least 0 and less than 2**31, not {tag}")
+    return tag
 
 
 def _integer(kind: str, argument: str, given: Any) -> int:

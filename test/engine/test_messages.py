@@ -1,6 +1,7 @@
 """Messages between two ranks, and process sets that their members open alone."""
 
 import random
+import re
 import threading
 import time
 
@@ -117,8 +118,11 @@ def test_a_mismatch_fails_both_ends_and_nothing_else():
                 handles = [hvd.send_async(sent, 1, tag=5) for sent, _ in pair]
             else:
                 handles = [hvd.recv_async(received, 0, tag=5) for _, received in pair]
-            with pytest.raises(hvd.MismatchError, match=rf"rank 0 sent float32\[{length}\], rank 1 sent {dtype}"):
+            with pytest.raises(
+                hvd.MismatchError, match=rf"rank 0 sent float32\[{length}\], rank 1 sent {dtype}"
+            ) as raised:
                 hvd.synchronize(handles[0])
+            assert re.search(r"\(rank 0 at \S+messages.py:\d+; rank 1 at \S+messages.py:\d+\)$", str(raised.value))
             hvd.synchronize(handles[1])
             require_equal(pair[1][1], np.arange(length) if rank == 1 else np.zeros(length, int))
 
