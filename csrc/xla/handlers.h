@@ -26,7 +26,7 @@ Failure* require_finite(CallFrame* frame);
 // (array, flags) -> (the same array in place): a flag, int32 of one number for each name, is 0 for what all ranks have.
 Failure* report_differences(CallFrame* frame);
 
-// What programs wait for now, in finish().
+// Returns the operations that programs wait for now, in finish().
 std::vector<std::shared_ptr<Handle>> awaited();
 // Whether all that was started is over, after at most so many seconds.
 bool wait_for_all(double timeout_s);

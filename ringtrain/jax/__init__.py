@@ -42,8 +42,12 @@ from ringtrain.jax.ops import (
     barrier as barrier,
     barrier_on as barrier_on,
     broadcast as broadcast,
+    gather as gather,
     grouped_allreduce as grouped_allreduce,
+    reduce as reduce,
     reducescatter as reducescatter,
+    scan as scan,
+    scatter as scatter,
 )
 from ringtrain.jax.optimizer import (
     DistributedOptimizer as DistributedOptimizer,

@@ -293,7 +293,7 @@ def _lower_exchange(ctx: Any, *operands: Any, ends: Ends) -> Any:
         independent.wait_for(tickets)
     if not tickets:
         return like
-    # What is sent stays until then. A ticket is a result: the mark of what has only sent.
+    # The arrays to send stay until then. A ticket is a result, as a mark where nothing is received.
     values = [*received, tickets[-1]]
     typed = [*of_like[: len(received)], TICKET, *([TICKET] * len(tickets)), *avals]
     others = [*independent.tickets(), tickets[-1]]

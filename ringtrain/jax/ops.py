@@ -12,7 +12,7 @@ the exceptions of ringtrain of both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -39,6 +39,7 @@ from ringtrain.engine.requirements import (
     require_weight,
 )
 from ringtrain.failure import call_place
+from ringtrain.jax.messages import sendrecv
 from ringtrain.jax.primitives import (
     How,
     Names,
@@ -288,6 +289,117 @@ def alltoall(
     return result if splits is None else (result, np.array(received, np.int32))
 
 
+def gather(x: Arrays, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Arrays:
+    """Concatenate the arrays of all ranks along the first dimension, on one rank.
+
+    Differentiable: each rank gets the gradient of its own rows from the root.
+
+    Args:
+        x: the same dtypes and shapes on all ranks. A number is a row.
+        root_rank: that gets them; a rank of the job, also for a process set.
+        name, process_set: as for `allreduce`.
+
+    Returns:
+        On the root the rows by the order of the ranks; on the other ranks arrays without rows, so that all ranks can
+        run the same program.
+
+    Raises:
+        ValueError: root_rank is not in the process set; and as `allreduce`.
+    """
+    checked, place = _checked_root(process_set, name, root_rank, "gather")
+
+    def splits(rows: int, size: int, is_root: bool) -> tuple[list[int], list[int]]:
+        return [rows * (rank == place) for rank in range(size)], [rows * is_root] * size
+
+    return _as(x, _by_root(x, name, checked, place, "gather", splits))
+
+
+def scatter(x: Arrays, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Arrays:
+    """Give each rank some of the rows of one rank, as many to each.
+
+    Differentiable: the root gets the gradients of all rows; the other ranks get zeros.
+
+    Args:
+        x: the same dtypes and shapes on all ranks; only the values of the root matter. The number of ranks divides the
+            first dimension.
+        root_rank: whose rows they are; a rank of the job, also for a process set.
+        name, process_set: as for `allreduce`.
+
+    Raises:
+        ValueError: the rows cannot be split evenly, or root_rank is not in the process set; and as `allreduce`.
+    """
+    checked, place = _checked_root(process_set, name, root_rank, "scatter")
+
+    def splits(rows: int, size: int, is_root: bool) -> tuple[list[int], list[int]]:
+        if rows % size:
+            raise ValueError(f"scatter: {rows} rows cannot be split evenly over {size} ranks")
+        return [rows // size * is_root] * size, [rows // size * (rank == place) for rank in range(size)]
+
+    return _as(x, _by_root(x, name, checked, place, "scatter", splits))
+
+
+def reduce(
+    x: Arrays,
+    root_rank: int,
+    op: ReduceOp | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Arrays:
+    """Reduce arrays over the ranks, for one rank. It takes as long as `allreduce`.
+
+    Differentiable for Sum and Average: all ranks get the gradient of the root.
+
+    Args:
+        x, op, name, process_set: as for `allreduce`.
+        root_rank: that gets the results; a rank of the job, also for a process set.
+
+    Returns:
+        On the root the results, on the other ranks x itself.
+
+    Raises:
+        ValueError: root_rank is not in the process set; and as `allreduce`.
+    """
+    checked, place = _checked_root(process_set, name, root_rank, "reduce")
+    reduced = allreduce(x, op, name, process_set=checked)
+    is_root = jnp.full((), checked.rank() == place)  # a choice that JAX does not see through, as for a broadcast
+    return _as(x, jax.tree_util.tree_map(lambda result, own: jnp.where(is_root, result, own), reduced, x))
+
+
+_COMBINED = {
+    ReduceOp.Sum: jnp.add,
+    ReduceOp.Product: jnp.multiply,
+    ReduceOp.Min: jnp.minimum,
+    ReduceOp.Max: jnp.maximum,
+}
+
+
+def scan(x: Arrays, op: ReduceOp = Sum, process_set: ProcessSet = global_process_set) -> Arrays:
+    """Reduce the arrays of all ranks up to this one and its own, such as to a prefix sum over the ranks.
+
+    Differentiable for every op. All ranks call it in the same order, as messages carry it out, with tag 0: log2 of the
+    number of ranks one after the other.
+
+    Args:
+        x: the same shapes and dtypes on all ranks.
+        op: Sum, Product, Min or Max. Floats are summed in another order than by one rank after the other.
+        process_set: the ranks that take part, by their order there.
+
+    Raises:
+        ValueError: another op; and as `send`.
+    """
+    if _op_of(op, "scan") not in _COMBINED:
+        raise ValueError(f"scan: op must be Sum, Product, Min or Max, not {op.name}")
+    combine, checked = _COMBINED[op], _checked(process_set, None, "scan")
+    ranks, place, distance = checked.ranks or [], checked.rank() or 0, 1
+    while distance < len(ranks):
+        source = ranks[place - distance] if place >= distance else None
+        dest = ranks[place + distance] if place + distance < len(ranks) else None
+        before = sendrecv(x, x, source, dest, process_set=checked)
+        x = before if source is None else jax.tree_util.tree_map(combine, before, x)
+        distance *= 2
+    return x
+
+
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks have come here. Outside of jit; what JAX has been told to compute may go on meanwhile."""
     ops.barrier(process_set)
@@ -315,6 +427,30 @@ def _bound(
         return tree.with_leaves([])
     results = primitive.bind(*(leaf.array for leaf in leaves), *weight, names=_names(name, tree), how=how)
     return tree.with_leaves([leaf.back(result) for leaf, result in zip(leaves, results, strict=True)])
+
+
+_Splits = Callable[[int, int, bool], tuple[list[int], list[int]]]
+
+
+def _by_root(x: Any, name: str | None, process_set: ProcessSet, root: int, title: str, splits: _Splits) -> Any:
+    """An alltoall in which only the rows to or from the root move. `splits`: those sent and received, of so many."""
+    tree = Tree.of(x)
+    size, is_root = process_set.size() or 1, process_set.rank() == root
+    results = []
+    for leaf, path in zip(tree.leaves, tree.paths, strict=True):
+        one = carried(_with_rows(leaf), title, True, is_moved=True)
+        sent, received = splits(one.array.shape[0], size, is_root)
+        how = How(process_set, sent=tuple(sent), received=tuple(received))
+        names = Names(name, call_place(), (path,))
+        (result,) = alltoall_p.bind(one.array[: sum(sent)], names=names, how=how)
+        results.append(one.back(result))
+    return tree.with_leaves(results)
+
+
+def _checked_root(process_set: ProcessSet, name: str | None, root_rank: Any, title: str) -> tuple[ProcessSet, int]:
+    """The process set, and the place of the root in it."""
+    checked = _checked(process_set, name, title)
+    return checked, (checked.ranks or []).index(require_root(root_rank, checked, title))
 
 
 def _names(name: str | None, tree: Tree) -> Names:

@@ -121,7 +121,7 @@ def _batch(operands: Sequence[Any], dimensions: Sequence[Any], *, ends: Ends) ->
 
 
 def _under_remat(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], equation: Any) -> Any:
-    """What has come is kept, as messages are not sent again."""
+    """Keeps what was received: messages are not repeated."""
     count = len(equation.outvars)
     if not any(unknown):
         return equation, None, [False] * count, [False] * count, []

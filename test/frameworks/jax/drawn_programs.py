@@ -1,7 +1,7 @@
 """Programs of messages that are drawn: ranks run different ones, which match, or of which one has a mistake.
 
 A program is a list of steps in the order of one thread for all ranks; a rank carries out its own part of each step.
-What every rank has at the end is known by carrying out the same steps with NumPy, for all ranks at once.
+NumPy carries out the same steps for all ranks at once, which says what every rank has at the end.
 """
 
 from __future__ import annotations
