@@ -55,6 +55,14 @@ def test_a_sharded_transformer_learns_what_it_learns_with_gloo(model):
     assert loss == of_gloo and float(loss) < 4
 
 
+def test_a_plate_cools_to_the_same_bits_on_any_number_of_ranks(examples, tmp_path):
+    words, picture = ("jax_halo.py", "--points", 64, "--steps", 50), tmp_path / "heat.png"
+    printed = [run(1, *words), examples.run(2, *words), examples.run(4, *words, "--plot", picture)]
+    bits = {re.search(r"^bits (\w{16}), \d+ us a step on \d ranks$", one, re.MULTILINE)[1] for one in printed}
+    assert len(bits) == 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_benchmark_compares_steps_and_sharding_on_two_ranks(tmp_path):
     result = tmp_path / "jax.json"
     words = ["jax", "-np", "2", "--models", "mlp", "--rounds", "1", "--warmup", "0", "--patience", "60"]
