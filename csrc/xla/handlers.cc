@@ -15,6 +15,8 @@ namespace {
 // that XLA does other work: it may have one thread only.
 constexpr int64_t kFew = 4096;
 constexpr double kHandOver_s = 1e-4;
+// Of messages, whose values the thread that waits carries itself.
+constexpr double kMessage_s = 2e-3;
 
 void copy_through(const Call& call, int64_t results) {
   for_each_moved(call, results, [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
@@ -54,7 +56,9 @@ Failure* start(CallFrame* frame) {
 Failure* finish(CallFrame* frame) {
   return handle(frame, [](const Call& call) -> Failure* {
     Completion completion = completion_of(call);
-    if (completion.is_done() || (call.result_elements() <= kFew && completion.wait(kHandOver_s))) {
+    const bool is_message = kind_of(call) == OpKind::transfer;
+    const bool waits_here = is_message || call.result_elements() <= kFew;
+    if (completion.is_done() || (waits_here && completion.wait(is_message ? kMessage_s : kHandOver_s))) {
       const std::optional<Error> error = completion.take_results();
       return error ? failure_of(call.api(), *error) : nullptr;
     }
