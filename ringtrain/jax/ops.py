@@ -12,6 +12,7 @@ the exceptions of ringtrain of both.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -251,6 +252,8 @@ def alltoall(
     received_splits: Sequence[int] | Any = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    *,
+    capacity: int | None = None,
 ) -> Any:
     """Send some rows to each rank and receive some from each.
 
@@ -262,16 +265,22 @@ def alltoall(
         received_splits: how many come from each. Inside jit they are given if `splits` are, as numbers that do not
             depend on traced values; outside they are not needed.
         name, process_set: as for `allreduce`.
+        capacity: how many rows may go from one rank to another, the same on all ranks. Then `splits` may be traced, and
+            `received_splits` are not given. So many rows travel between each two ranks, the last ones zeros.
 
     Returns:
         The rows that came, by the order of the ranks; a pair of them and `received_splits` where `splits` are given.
+        With a capacity there are as many rows as could have come, with zeros behind those that came; rows beyond the
+        capacity stay away, and inside jit `received_splits` alone tells.
 
     Raises:
-        ValueError: splits that do not add up; inside jit the one without the other.
+        ValueError: splits that do not add up, or are above the capacity; inside jit the one without the other.
     """
     tree = Tree.of(x)
     checked = _checked(process_set, name, "alltoall")
     leaves = [carried(_with_rows(leaf), "alltoall", True, is_moved=True) for leaf in tree.leaves]
+    if capacity is not None:
+        return _padded_alltoall(tree, leaves, splits, received_splits, operator.index(capacity), name, checked)
     if splits is not None and received_splits is None:
         return _alltoall_at_once(tree, leaves, splits, name, checked)
     if splits is None and received_splits is not None:
@@ -507,6 +516,44 @@ def _numbers(splits: Any, size: int) -> tuple[int, ...]:
     if len(numbers) != size or min(numbers) < 0:
         raise ValueError(f"alltoall: splits must be {size} numbers from 0 on, one for each rank, not {list(numbers)}")
     return numbers
+
+
+def _padded_alltoall(
+    tree: Tree,
+    leaves: Sequence[Carried],
+    splits: Any,
+    received_splits: Any,
+    capacity: int,
+    name: str | None,
+    process_set: ProcessSet,
+) -> tuple[Any, Any]:
+    size = process_set.size() or 1
+    if splits is None or received_splits is not None:
+        raise ValueError("alltoall: a capacity needs splits, and no received_splits")
+    if capacity < 0:
+        raise ValueError(f"alltoall: capacity must be 0 or more, not {capacity}")
+    if not isinstance(splits, jax.core.Tracer) and max(sent := _numbers(splits, size)) > capacity:
+        raise ValueError(f"alltoall: splits {list(sent)} are above the capacity of {capacity} rows")
+    counts = jnp.asarray(splits).astype(jnp.int32)
+    if counts.shape != (size,):
+        raise ValueError(f"alltoall: splits must be {size} numbers, one for each rank, not {list(counts.shape)}")
+    numbers = jnp.arange(capacity, dtype=jnp.int32)
+    sent_counts = jnp.minimum(counts, capacity)
+    begins = jnp.cumsum(counts) - counts
+    is_sent = numbers < sent_counts[:, None]  # of each rank and each of its places
+    how = How(process_set, sent=(1,) * size, received=(1,) * size)
+    (received,) = alltoall_p.bind(sent_counts, names=Names(name, call_place(), (".splits",)), how=how)
+    first_those_that_came = jnp.argsort((numbers >= received[:, None]).reshape(-1), stable=True)
+    how = how._replace(sent=(capacity,) * size, received=(capacity,) * size)
+    results = []
+    for leaf, path in zip(leaves, tree.paths, strict=True):
+        rows = leaf.array.shape[0]
+        source = jnp.where(is_sent, begins[:, None] + numbers, rows).reshape(-1)  # behind the rows there are zeros
+        padded = jnp.concatenate([leaf.array, jnp.zeros((1, *leaf.array.shape[1:]), leaf.array.dtype)])
+        names = Names(name, call_place(), (path,))
+        (came,) = alltoall_p.bind(jnp.take(padded, source, axis=0, mode="clip"), names=names, how=how)
+        results.append(leaf.back(jnp.take(came, first_those_that_came, axis=0)))
+    return tree.with_leaves(results), received
 
 
 def _alltoall_at_once(

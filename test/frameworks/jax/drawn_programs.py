@@ -88,7 +88,7 @@ def _carried_out(step: Step, read: Any, write: Any) -> Any:
     if step.kind == "work":
         return write * 3 + read + rank
     if step.kind == "sum":
-        return hvd.allreduce(read, hvd.Sum)
+        return write + hvd.allreduce(read, hvd.Sum)  # used on all ranks: JAX drops what a rank does not use
     if step.kind == "ring":
         before, after = (rank - step.source) % size, (rank + step.source) % size
         return write + hvd.sendrecv(read, read, before, after, step.tag, step.tag)
@@ -118,7 +118,7 @@ def in_numpy(steps: tuple[Step, ...], all_ranks: list[list[Any]], flag: bool) ->
             if step.kind == "work":
                 own[step.write] = write[rank] * 3 + read[rank] + rank
             elif step.kind == "sum":
-                own[step.write] = sum(read)
+                own[step.write] = write[rank] + sum(read)
             elif step.kind == "ring":
                 own[step.write] = write[rank] + read[(rank - step.source) % size]
             elif step.kind == "swap" and rank in (step.source, step.dest):

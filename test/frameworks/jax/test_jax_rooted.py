@@ -94,3 +94,33 @@ def test_they_are_used_under_vmap_and_in_loops():
     batched = jax.jit(jax.vmap(lambda x: hvd.gather(hvd.scan(x), 0)))(jnp.ones((3, 2)))
     rows = np.tile([1.0, 1.0, 2.0, 2.0], (3, 1))
     require_equal(batched, rows if hvd.rank() == 0 else rows[:, :0])
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("way", WAYS)
+def test_counts_of_rows_may_be_known_at_run_time(way):
+    rank, size = hvd.rank(), hvd.size()
+    exchange = WAYS[way](lambda x, splits: hvd.alltoall(x, splits, capacity=4))
+    counts = [[(source + 2 * dest + 1) % 4 for dest in range(size)] for source in range(size)]
+    rows = [np.arange(sum(of_rank) * 2.0).reshape(-1, 2) + 100 * source + 1 for source, of_rank in enumerate(counts)]
+    pieces = [np.split(rows[source], np.cumsum(counts[source])[:-1])[rank] for source in range(size)]
+    came, received = exchange(jnp.asarray(rows[rank]), jnp.asarray(counts[rank]))
+    assert received.tolist() == [of_rank[rank] for of_rank in counts]
+    right = np.zeros((4 * size, 2))
+    right[: sum(map(len, pieces))] = np.concatenate(pieces)
+    require_equal(came, right)
+    gradient = jax.grad(lambda x: jnp.sum(exchange(x, jnp.asarray(counts[rank]))[0] * (rank + 1)))(
+        jnp.asarray(rows[rank])
+    )
+    require_equal(gradient, np.repeat(np.arange(1.0, size + 1), counts[rank])[:, None] * np.ones(2))
+    with pytest.raises(ValueError, match=r"splits \[5.* are above the capacity of 4 rows"):
+        hvd.alltoall(jnp.ones(5 * size), [5] * size, capacity=4)
+    with pytest.raises(ValueError, match="a capacity needs splits, and no received_splits"):
+        hvd.alltoall(jnp.ones(size), capacity=4)
+
+
+@pytest.mark.ranks(2)
+def test_rows_beyond_the_capacity_stay_away():
+    exchange = jax.jit(lambda x, splits: hvd.alltoall(x, splits, capacity=2))
+    came, received = exchange(jnp.arange(6.0), jnp.array([3, 3]))
+    assert (came.tolist(), received.tolist()) == ([0.0, 1, 0, 1] if hvd.rank() == 0 else [3.0, 4, 3, 4], [2, 2])
