@@ -223,6 +223,22 @@ def test_the_gradient_of_a_pipeline_goes_back_through_its_stages(remat):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_pipeline_of_several_batches_has_its_gradient(remat):
+    def stage(total, x, w):
+        if hvd.rank() == 0:
+            return total + 0 * jnp.sum(hvd.send(w * x, 1)), None
+        return total + jnp.sum(w * hvd.recv(0 * w * x, 0)), None
+
+    def loss(w, batches):
+        body = lambda total, x: stage(total, x, w)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(body) if remat else body, 0.0, batches)[0]
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.float64(2.0 + hvd.rank()), jnp.ones((4, 3)))
+    assert (float(value), float(gradient)) == ((0.0, 36.0) if hvd.rank() == 0 else (72.0, 24.0))
+
+
+@pytest.mark.ranks(2)
 def test_the_gradient_of_a_loop_with_messages():
     rank = hvd.rank()
     other = 1 - rank
