@@ -94,7 +94,6 @@ def _forget_programs() -> None:
 
 def _note_ranks(kind: OpKind | None, how: How | None) -> None:
     global _is_for_these_ranks
-    waits.watcher.start()
     is_for_any = (
         kind in (*_IN_PLACE, OpKind.BARRIER)
         and how is not None
@@ -142,6 +141,7 @@ class _Program:
     """The state of a program while it is built. It is kept with what JAX itself keeps meanwhile."""
 
     def __init__(self) -> None:
+        waits.watcher.start()
         self.names: Counter[str] = Counter()
         self.operations: list[_Operation] = []
 

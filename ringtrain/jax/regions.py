@@ -241,23 +241,34 @@ def _in_order(rule: _Rule, ours: frozenset[Primitive], program_of: _ProgramOf) -
         if ends and first is not None:
             ready = _after(ctx, Typed(operands[first], ctx.avals_in[first]), ends)
             operands = (*operands[:first], ready, *operands[first + 1 :])
-        avals, count = list(ctx.avals_out), len(ctx.avals_out)
-        if "branches" in params and not any(map(_is_of_xla, avals)):
+        whole = ctx.replace(avals_out=[*ctx.avals_out, TICKET])
+        if "branches" in params:
             params["branches"] = tuple(map(_with_end, params["branches"]))
-            avals.append(TICKET)
-        every = _anew(rule, ours)(ctx.replace(avals_out=avals), *operands, **params)
-        results, typed = every[:count], [Typed(*one) for one in zip(every, avals, strict=True) if _is_of_xla(one[1])]
-        over = _after(ctx, Typed(mlir.ir_constant(np.zeros(1, np.uint32)), TICKET), typed)
+        else:
+            whole = whole.replace(avals_in=[*ctx.avals_in, TICKET])
+            operands = (*operands, mlir.ir_constant(np.zeros(1, np.uint32)))
+            params["body_jaxpr"] = _with_end(params["body_jaxpr"], TICKET)
+            params["cond_jaxpr"] = _with_end(params["cond_jaxpr"], TICKET, returns=False)
+        *results, ended = _anew(rule, ours)(whole, *operands, **params)
+        over = _after(ctx, Typed(mlir.ir_constant(np.zeros(1, np.uint32)), TICKET), [Typed(ended, TICKET)])
         program.note_region(Place(over.owner, ir.InsertionPoint.current.block, [Typed(over, TICKET)]))
         return results
 
     return lower
 
 
-def _with_end(branch: ClosedJaxpr) -> ClosedJaxpr:
-    """Returns a branch with one more result, by which what comes after a condition without results waits for it."""
-    function = jaxpr_as_fun(branch)
-    return jax.make_jaxpr(lambda *operands: (*function(*operands), _end_p.bind()))(*branch.in_avals)
+def _with_end(program: ClosedJaxpr, *carried: Any, returns: bool = True) -> ClosedJaxpr:
+    """Returns a branch, or a part of a loop, with one more result: the operations after it wait for that one.
+
+    XLA knows some results before a loop with operations has ended, such as how often it goes round.
+    """
+    function = jaxpr_as_fun(program)
+
+    def with_end(*operands: Any) -> Any:
+        results = function(*operands[: len(program.in_avals)])
+        return (*results, _end_p.bind()) if returns else results
+
+    return jax.make_jaxpr(with_end)(*program.in_avals, *carried)
 
 
 def _end_of(program_of: _ProgramOf) -> _Rule:

@@ -127,6 +127,23 @@ def test_messages_keep_their_order_in_loops_and_branches_and_between_programs():
 
 
 @pytest.mark.ranks(2)
+def test_a_message_after_a_loop_or_branch_without_results_is_sent_after_those_in_it():
+    """XLA knows the results of such a loop, and JAX takes out those of the branch."""
+
+    def program(x, flag):
+        if hvd.rank() == 1:
+            return [hvd.recv(x, 0) for _ in range(5)]
+        jax.lax.fori_loop(0, 3, lambda _, y: hvd.send(x, 1) * 0 + y, x)
+        jax.lax.cond(flag, lambda y: (hvd.send(y + 1, 1), y)[1], lambda y: y, x)
+        return [hvd.send(x + 2, 1)]
+
+    for _ in range(5):
+        results = jax.jit(program)(jnp.zeros(2), True)
+        if hvd.rank() == 1:
+            assert [one.tolist() for one in results] == [[0, 0]] * 3 + [[1, 1], [2, 2]]
+
+
+@pytest.mark.ranks(2)
 def test_programs_that_follow_each_other_keep_their_order():
     rank = hvd.rank()
 
