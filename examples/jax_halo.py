@@ -1,4 +1,4 @@
-"""Let a plate cool in plain JAX: each rank has some of its rows, and asks its neighbours for theirs inside jit.
+"""Compute how a plate cools, in plain JAX: each rank has some rows, and asks its neighbours for theirs inside jit.
 
     ringrun -np 4 python examples/jax_halo.py --plot heat.png
 

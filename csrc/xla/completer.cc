@@ -41,6 +41,7 @@ bool wait_for(Handle& handle, double timeout_s) {
 }
 
 void wait_until_memory_is_free() {
+  tickets().await_all();
   while (!Waiter::comes_true([] { return tickets().are_done(); }, kLong_s)) continue;
   Waiter::comes_true([] { return tickets().are_free(); }, kUntilFree_s);
 }
@@ -71,6 +72,16 @@ bool Completion::wait(double timeout_s) {
     if (handle && !wait_for(*handle, std::max(deadline - now_s(), 0.0))) return false;
   }
   return true;
+}
+
+bool Completion::has_failed_early() const {
+  const bool has_failed =
+      error_of([&] {
+        for (const Entry& entry : entries_)
+          if (entry.started.handle) entry.started.handle->result();
+      }).has_value() ||
+      std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.started.error.has_value(); });
+  return has_failed && !tickets().are_free();
 }
 
 std::optional<Error> Completion::take_results() {
@@ -113,6 +124,11 @@ Started Tickets::await(uint32_t ticket) {
   if (found == started_.end()) throw failure("XLA waits for an operation that was never started");
   found->second.is_awaited = true;
   return found->second;
+}
+
+void Tickets::await_all() {
+  const Lock lock(mutex_);
+  for (auto& [ticket, started] : started_) started.is_awaited = true;
 }
 
 std::vector<std::shared_ptr<Handle>> Tickets::awaited() const {

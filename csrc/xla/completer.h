@@ -40,6 +40,8 @@ class Tickets {
   // The same; from then on a program waits for it.
   Started await(uint32_t ticket);
   void forget(uint32_t ticket);
+  // A program waits for all of them.
+  void await_all();
   // Those that programs wait for and that are not done.
   std::vector<std::shared_ptr<Handle>> awaited() const;
   bool are_done() const;
@@ -82,6 +84,8 @@ class Completion {
   bool is_done() const;
   // Whether all are done; waits for at most `timeout_s`, and does the engine's work meanwhile where it can.
   bool wait(double timeout_s);
+  // Once all are done. Whether take_results() would return an error, and wait for other operations before.
+  bool has_failed_early() const;
   // Once all are done. Forgets the tickets. The first error, if there is one.
   std::optional<Error> take_results();
 

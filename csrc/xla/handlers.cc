@@ -58,7 +58,8 @@ Failure* finish(CallFrame* frame) {
     Completion completion = completion_of(call);
     const bool is_message = kind_of(call) == OpKind::transfer;
     const bool waits_here = is_message || call.result_elements() <= kFew;
-    if (completion.is_done() || (waits_here && completion.wait(is_message ? kMessage_s : kHandOver_s))) {
+    const bool is_done = completion.is_done() || (waits_here && completion.wait(is_message ? kMessage_s : kHandOver_s));
+    if (is_done && !completion.has_failed_early()) {
       const std::optional<Error> error = completion.take_results();
       return error ? failure_of(call.api(), *error) : nullptr;
     }
