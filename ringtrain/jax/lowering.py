@@ -141,7 +141,6 @@ class _Program:
     """The state of a program while it is built. It is kept with what JAX itself keeps meanwhile."""
 
     def __init__(self) -> None:
-        waits.watcher.start()
         self.names: Counter[str] = Counter()
         self.operations: list[_Operation] = []
 
@@ -265,6 +264,7 @@ def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
 def _lower_exchange(ctx: Any, *operands: Any, ends: Ends) -> Any:
     _require_one_device(ctx)
     _note_ranks(OpKind.TRANSFER, None)
+    waits.watcher.start()
     if not is_in_main(ir.InsertionPoint.current.block):
         raise NotImplementedError(
             "send, recv and sendrecv have no place in the order of the program inside a function that XLA may call at "

@@ -3,6 +3,9 @@
 A thread that calls an operation of ringtrain says that it waits. One that calls a program, or reads its result, waits
 within JAX and says nothing. So while a program waits for an operation, a thread looks at the others: one that sleeps in
 a lock of the kernel, at the same place of the script as before, and not in Python's own library, waits for the program.
+
+That is a guess, which may be wrong where a thread sleeps in a lock of another library and then goes on. So it is made
+only by ranks that have compiled a program with a message: whose ranks run other programs can wait for each other.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class _Place(NamedTuple):
 
 
 class _Watcher:
-    """The thread that looks. It begins with the first program that has an operation, and lives as long as the process.
+    """The thread that looks. It begins with the first program that has a message, and lives as long as the process.
 
     It sleeps in Python, never in the core: a thread in C++ at the end of Python would end the process with an error.
     """
