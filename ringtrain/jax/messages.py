@@ -57,7 +57,7 @@ def recv(x: Arrays, source: int, tag: int = 0, process_set: ProcessSet = global_
         A pytree as x, with the values of the sender.
 
     Raises:
-        As `send`.
+        RingtrainError: as `send`.
     """
     return _moved("recv", (), x, source, None, 0, tag, process_set)
 
