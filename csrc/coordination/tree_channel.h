@@ -42,7 +42,8 @@ class TreeChannel final : public Channel {
   bool finish_and(Words& words, double deadline) override;
   // A rank sends its value to all others, and hears theirs: among many, long ones would take longer than another round.
   static size_t most_value_bytes(size_t ranks) {
-    return ranks > kMostDirect ? 0 : Value::kMostBytes / ((ranks - 1) * (ranks - 1));
+    const size_t others = ranks - 1;
+    return others == 0 || ranks > kMostDirect ? 0 : Value::kMostBytes / (others * others);
   }
   size_t most_value_bytes() const override { return most_value_bytes(static_cast<size_t>(size())); }
   void put_value(const Value& value) override {
