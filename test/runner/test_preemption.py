@@ -283,7 +283,7 @@ def train(checkpoint: Path, is_told: bool) -> int:
     """Runs examples/torch_train.py, and tells it in its second epoch to end. Returns the exit code."""
     command = [*COMMANDS["ringrun"], "-np", "2", "--no-prefix-output", sys.executable, "examples/torch_train.py"]
     with subprocess.Popen(
-        [*command, "--epochs", "3", "--checkpoint", str(checkpoint)],
+        [*command, "--epochs", "3", "--batch-size", "2", "--checkpoint", str(checkpoint)],  # an epoch takes a second
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": ROOT},
         stdout=subprocess.PIPE,
