@@ -232,7 +232,8 @@ void Coordinator::put_value() {
 void Coordinator::take_values(int slot) {
   Round::Values& values = round_.values;
   if (const Value sum = channel_.sum_of_all(); sum.slot == slot) {
-    values = {{sum.data}, true};
+    values.data.push_back(sum.data);
+    values.are_added_up = true;
     return;
   }
   const Operation& operation = cache_.at(slot)->operation;

@@ -137,6 +137,11 @@ struct Round {
   struct Values {
     std::vector<const void*> data;
     bool are_added_up = false;
+
+    void clear() {
+      data.clear();
+      are_added_up = false;
+    }
   };
   Values values;
 
@@ -147,7 +152,7 @@ struct Round {
     closes_lanes = false;
     question.clear();
     tuning.reset();
-    values = {};
+    values.clear();
   }
 };
 

@@ -193,7 +193,7 @@ void NodeChannel::put_value(const Value& value) {
 bool NodeChannel::has_node_put() {
   if (own_value_.slot < 0) return false;
   for (int member = 0; member < node_->size(); ++member)
-    if (node_->size() > 1 && node_->value_of(member).slot != own_value_.slot) return false;
+    if (member != node_->rank() && node_->value_of(member).slot != own_value_.slot) return false;
   return true;
 }
 

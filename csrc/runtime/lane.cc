@@ -172,7 +172,7 @@ double Lane::take_turn(double deadline, double now) {
   }
   enqueue(*round, now);
   // Values are valid until the next round, so only a plan that is carried out at once takes them.
-  if (backlog_.size() != 1) round->values = {};
+  if (backlog_.size() != 1) round->values.clear();
   if (!backlog_.empty()) now = run_agreed(backlog_.take(), round->values, now);
   if (round->closes_lanes) shared_.owner.end_lanes();
   if (!round->left.empty()) {

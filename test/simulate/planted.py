@@ -127,8 +127,8 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
     ),
     "a node adds up its values although one of its ranks has put none": Patch(
         _CHANNEL,
-        "if (node_->size() > 1 && node_->value_of(member).slot != own_value_.slot) return false;",
-        "if (member == 0 && node_->size() > 1 && node_->value_of(member).slot != own_value_.slot) return false;",
+        "if (member != node_->rank() && node_->value_of(member).slot != own_value_.slot) return false;",
+        "if (member == 0 && node_->rank() != 0 && node_->value_of(0).slot != own_value_.slot) return false;",
     ),
     "a lane that ends forgets what other ranks know of": Patch(
         _COORDINATOR, "for (auto& [key, one] : announced_) pending.push_back(std::move(one));", ""

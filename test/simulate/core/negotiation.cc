@@ -1142,7 +1142,7 @@ class World {
     ++lane.rounds;
     if (!round->question.empty()) answer_soon(self, lane);
     enqueue(self, lane, *round);
-    if (lane.backlog.size() != 1) round->values = {};
+    if (lane.backlog.size() != 1) round->values.clear();
     if (!lane.backlog.empty()) run_plan(self, lane, *lane.backlog.take().plan, round->values);
     if (round->closes_lanes) drain_lanes(self);
     if (!round->left.empty()) end(self, lane, round->left);
