@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/clock.h"
@@ -17,6 +18,8 @@ namespace {
 
 // How long a rank that waits for another one leaves it to that one to dial.
 constexpr double kPatience_s = 0.1;
+// An attempt to make a connection again gives up early, as the network may be back at any moment.
+constexpr double kRedial_s = 1, kNever_s = std::numeric_limits<double>::infinity();
 // See connector.h. A rank sends its hello as soon as it is connected, so only a stranger keeps silent.
 constexpr double kHello_s = 1, kHandshake_s = 5;
 constexpr size_t kMostAnswered = 256;
@@ -157,15 +160,37 @@ void Connector::want(int rank) {
 }
 
 void Connector::dial(int rank) {
+  if (make_dialling(rank)) dial_due(rank, now_s());
+}
+
+// Whether there was none.
+bool Connector::make_dialling(int rank) {
   const auto place = static_cast<size_t>(rank);
-  if (peers_[place].dialling) return;
+  if (peers_[place].dialling) return false;
   peers_[place].dialling.emplace(static_cast<size_t>(directory_.streams), directory_.addresses[place].size(),
                                  directory_.timeout_s);
-  dial_due(rank, now_s());
+  return true;
+}
+
+void Connector::has_broken(int rank, int stream) { dialling(rank).has_broken(static_cast<size_t>(stream)); }
+
+void Connector::heal(int rank, Dialling::Missing missing, double until_s) {
+  make_dialling(rank);
+  const double now = now_s();
+  dialling(rank).heal(missing, until_s, now);
+  dial_due(rank, now);
+}
+
+void Connector::go_on_dialling(int rank, double now) {
+  if (owner_.is_over(rank) || (owner_.is_connected(rank) && !dialling(rank).heals()))
+    dialling(rank).stop_waiting();
+  else
+    dial_due(rank, now);
 }
 
 void Connector::dial_due(int rank, double now) {
   Dialling& dialling = this->dialling(rank);
+  dialling.look(now);
   while (const std::optional<Dialling::Attempt> attempt = dialling.take_due(now)) dial(rank, *attempt, now);
   if (dialling.is_out_of_reach()) return owner_.is_out_of_reach(rank, loss_of(rank));
   const bool waits = std::isfinite(dialling.next_due_s());
@@ -179,10 +204,12 @@ const SocketAddress& Connector::address_of(int rank, size_t number) const {
 }
 
 void Connector::dial(int rank, Dialling::Attempt attempt, double now) {
+  const double timeout_s = dialling(rank).heals() ? kRedial_s : directory_.timeout_s;
   Descriptor socket = begin_connection(address_of(credentials_.rank, attempt.address).host,
-                                       address_of(rank, attempt.address), directory_.timeout_s);
+                                       address_of(rank, attempt.address), timeout_s);
   if (!socket) return dialling(rank).has_failed(attempt.stream, failure_of(errno), text_of(errno), now);
-  begin(std::make_unique<Beginning>(*this, Handshake::dial(std::move(socket), rank, credentials_), attempt));
+  Handshake handshake = Handshake::dial(std::move(socket), rank, static_cast<int>(attempt.stream), credentials_);
+  begin(std::make_unique<Beginning>(*this, std::move(handshake), attempt));
 }
 
 OutOfReach Connector::loss_of(int rank) const {
@@ -212,12 +239,18 @@ void Connector::advance(Beginning& it) {
   if (state == Handshake::State::failed) return end(place_of(it));
   const bool dials = it.handshake.dials();
   const int peer = it.handshake.peer(), dialler = dials ? credentials_.rank : peer;
-  const size_t stream = it.attempt.stream;
+  const int stream = it.handshake.stream();
+  if (stream < 0 || stream >= directory_.streams) return end(place_of(it));
   Descriptor socket = it.handshake.take();
   poller_.remove(socket.number());
   drop(place_of(it));
-  if (dials) dialling(peer).has_connected(stream);
-  owner_.connected(peer, dialler, std::move(socket));
+  if (dials) {
+    prepare_socket(socket.number(), directory_.timeout_s);
+    dialling(peer).has_connected(static_cast<size_t>(stream));
+  }
+  owner_.connected(peer, dialler, stream, std::move(socket));
+  const auto& own = peers_[static_cast<size_t>(peer)].dialling;
+  if (own && own->heals() && owner_.is_connected(peer)) heal(peer, Dialling::Missing::connected_before, kNever_s);
 }
 
 Connector::Beginnings::iterator Connector::place_of(const Beginning& beginning) {
@@ -244,8 +277,7 @@ void Connector::end(Beginnings::iterator place) {
   const DialFailure failure = failure_of(error);
   const bool is_turned_away = failure == DialFailure::turned_away;
   dialling(peer).has_failed(stream, failure, is_turned_away ? "it ends each connection at once" : text_of(error), now);
-  if (owner_.is_connected(peer)) return dialling(peer).stop_waiting();
-  dial_due(peer, now);
+  go_on_dialling(peer, now);
 }
 
 std::vector<Descriptor> Connector::take_proved() {
@@ -281,12 +313,7 @@ void Connector::dial_wanted(double now) {
     else
       dial(rank);
   }
-  for (const int rank : std::exchange(waiting_, {})) {
-    if (owner_.is_connected(rank))
-      dialling(rank).stop_waiting();
-    else
-      dial_due(rank, now);
-  }
+  for (const int rank : std::exchange(waiting_, {})) go_on_dialling(rank, now);
 }
 
 }  // namespace ringtrain

@@ -45,8 +45,10 @@ class Connector {
    public:
     virtual ~Owner() = default;
     virtual bool is_connected(int rank) const = 0;
-    // `dialler`: this rank or the other one.
-    virtual void connected(int rank, int dialler, Descriptor socket) = 0;
+    // It is lost, or leaves: no connection to it is of use any more.
+    virtual bool is_over(int /*rank*/) const { return false; }
+    // `stream`: which of the connections that `dialler` makes, this rank or the other one.
+    virtual void connected(int rank, int dialler, int stream, Descriptor socket) = 0;
     // A connection that this rank dialled, and that the other one may have taken for made: messages of the other one
     // may have been lost with it. `error`: errno; 0: the other side has ended it.
     virtual void failed_before_welcome(int /*rank*/, int /*error*/) {}
@@ -61,6 +63,10 @@ class Connector {
 
   // Dials a rank, unless that has been done before.
   void dial(int rank);
+  // A connection has broken that this rank had dialled.
+  void has_broken(int rank, int stream);
+  // Makes connections that have broken again: see Dialling::heal().
+  void heal(int rank, Dialling::Missing missing, double until_s);
   // Leaves it to a rank that this one waits for to dial, for a moment.
   void want(int rank);
   // Does what is due by now.
@@ -85,7 +91,9 @@ class Connector {
   bool refuse_one(int listener);
   void listen_again(double now);
   void dial_wanted(double now);
+  bool make_dialling(int rank);
   void dial_due(int rank, double now);
+  void go_on_dialling(int rank, double now);
   void dial(int rank, Dialling::Attempt attempt, double now);
   void end_late_answers(double now);
   const SocketAddress& address_of(int rank, size_t number) const;

@@ -34,8 +34,8 @@ DialFailure failure_of(int error) {
 }
 
 Dialling::Dialling(size_t streams, size_t addresses, double patience_s)
-    : patience_s_(patience_s), streams_(streams), addresses_(addresses) {
-  for (size_t i = 0; i < streams; ++i) streams_[i].address = i % addresses;
+    : patience_s_(patience_s), streams_(streams), addresses_(addresses), has_answered_(addresses) {
+  for (size_t i = 0; i < streams; ++i) streams_[i].own_address = streams_[i].address = i % addresses;
 }
 
 std::optional<Dialling::Attempt> Dialling::take_due(double now) {
@@ -59,10 +59,47 @@ double Dialling::next_due_s() const {
   return next;
 }
 
-void Dialling::has_connected(size_t stream) { streams_[stream].state = State::connected; }
+void Dialling::has_connected(size_t number) {
+  Stream& stream = streams_[number];
+  stream.state = State::connected;
+  stream.has_been_connected = true;
+  has_answered_[stream.address] = true;
+}
+
+void Dialling::has_broken(size_t number) {
+  if (streams_[number].state == State::connected) streams_[number].state = State::given_up;
+}
+
+// An address that has refused before may lie behind a firewall: it stays lost.
+void Dialling::heal(Missing missing, double until_s, double now) {
+  missing_ = missing;
+  heals_until_s_ = until_s;
+  for (std::optional<Loss>& loss : addresses_)
+    if (loss && loss->failure != DialFailure::refused) loss.reset();
+  for (Stream& stream : streams_) {
+    if (stream.state == State::connected || stream.state == State::dialling) continue;
+    const bool is_missing = missing == Missing::all || stream.has_been_connected;
+    stream.state = is_missing ? State::waiting : State::given_up;
+    stream.address = stream.own_address;
+    stream.due_s = now;
+    stream.pause_s = 0;
+  }
+}
+
+void Dialling::look(double now) {
+  if (!heals_until_s_ || now < *heals_until_s_) return;
+  for (Stream& stream : streams_)
+    if (stream.state == State::waiting) give_up(stream);
+}
+
+void Dialling::give_up(Stream& stream) {
+  stream.state = State::given_up;
+  if (!addresses_[stream.address]) addresses_[stream.address] = stream.latest;
+}
 
 void Dialling::has_failed(size_t number, DialFailure failure, const std::string& reason, double now) {
   Stream& stream = streams_[number];
+  if (heals()) return heal_after(stream, failure, reason, now);
   const bool is_final = failure == DialFailure::refused || failure == DialFailure::unreachable;
   if (!is_final) {
     const bool is_turned_away = failure == DialFailure::turned_away;
@@ -72,6 +109,27 @@ void Dialling::has_failed(size_t number, DialFailure failure, const std::string&
   }
   if (!addresses_[stream.address]) addresses_[stream.address] = Loss{failure, reason};
   dial_next_address(stream, now);
+}
+
+void Dialling::heal_after(Stream& stream, DialFailure failure, const std::string& reason, double now) {
+  stream.latest = Loss{failure, reason};
+  const bool is_refused = failure == DialFailure::refused;
+  if (is_refused) addresses_[stream.address] = stream.latest;
+  if (is_refused && !has_answered_[stream.address]) return dial_next_address(stream, now);
+  if (is_refused) {
+    give_up(stream);
+    return stop_waiting();
+  }
+  // The rank was stopped meanwhile.
+  const double lasted_s = now - stream.dialled_at_s;
+  if (failure == DialFailure::turned_away && lasted_s > kLongestAttempt_s) *heals_until_s_ += lasted_s;
+  const double pause_s = stream.pause_s;
+  if (missing_ == Missing::all)
+    dial_next_address(stream, now);
+  else
+    stream.address = stream.own_address;
+  stream.pause_s = pause_s;
+  dial_again(stream, now);
 }
 
 void Dialling::dial_again(Stream& stream, double now) {

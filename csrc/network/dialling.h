@@ -14,6 +14,11 @@
 // that failed for one of these two reasons have taken `patience_s` with their pauses. An attempt that took longer than
 // 0.5 s counts as 0.5 s: one of the two ranks was stopped, or the network between them was down. The rank is out of
 // reach when all its streams are given up.
+//
+// A connection that breaks is made again (heal): until a given time an address that cannot be reached is dialled again
+// as one that ends attempts is. Streams of a rank that is connected keep their addresses, so a link is used again when
+// it is back; those of one that is not try all addresses in turn. A rank that refuses at an address at which it has
+// answered before is gone: all its streams are given up.
 #pragma once
 
 #include <cstddef>
@@ -45,6 +50,14 @@ class Dialling {
   double next_due_s() const;
 
   void has_connected(size_t stream);
+  void has_broken(size_t stream);
+  // Dials streams that are not connected until `until_s`. Those that were connected before keep their addresses: others
+  // connect the rank meanwhile.
+  enum class Missing { all, connected_before };
+  void heal(Missing missing, double until_s, double now);
+  bool heals() const { return heals_until_s_.has_value(); }
+  // Gives up what still waits when the time to heal is over.
+  void look(double now);
   void has_failed(size_t stream, DialFailure failure, const std::string& reason, double now);
   // Gives up the streams that wait: the rank is connected already, and more streams are only a matter of speed.
   void stop_waiting();
@@ -61,20 +74,27 @@ class Dialling {
   enum class State { waiting, dialling, connected, given_up };
   struct Stream {
     State state = State::waiting;
-    size_t address;
+    size_t own_address, address;
+    bool has_been_connected = false;
     double due_s = 0, pause_s = 0;
     double dialled_at_s = 0;
     // How long attempts at this address took that failed for these reasons, with their pauses, from the end of the
     // first one on.
     std::optional<double> turned_away_s, no_descriptor_s;
+    std::optional<Loss> latest;  // why an attempt to heal has failed
   };
 
   void dial_again(Stream& stream, double now);
   void dial_next_address(Stream& stream, double now);
+  void heal_after(Stream& stream, DialFailure failure, const std::string& reason, double now);
+  void give_up(Stream& stream);
 
   const double patience_s_;
+  std::optional<double> heals_until_s_;
+  Missing missing_ = Missing::all;
   std::vector<Stream> streams_;
   std::vector<std::optional<Loss>> addresses_;
+  std::vector<bool> has_answered_;  // by address
 };
 
 }  // namespace ringtrain

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace ringtrain {
 
@@ -19,7 +20,7 @@ bool FrameStream::goes_on(ssize_t moved) {
 }
 
 void OutgoingFrame::keep_data() noexcept {
-  if (own || left() == 0) return;
+  if (std::exchange(is_kept, true)) return;
   own.reset(new (std::nothrow) char[header.bytes]);
   if (own) std::copy_n(data, header.bytes, own.get());
   data = own.get();
@@ -113,6 +114,11 @@ bool FrameStream::take_buffered(Receiver& receiver) {
   end_ -= begin_;
   begin_ = 0;
   return true;
+}
+
+void FrameStream::discard_incoming() {
+  const size_t came = incoming_->came;
+  incoming_ = std::make_shared<IncomingFrame>(IncomingFrame{incoming_->header, nullptr, came, nullptr, false});
 }
 
 bool FrameStream::begin_frame(Receiver& receiver) {

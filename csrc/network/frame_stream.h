@@ -24,11 +24,15 @@ struct OutgoingFrame {
   const char* data;
   size_t moved = 0;  // with the header
   std::unique_ptr<char[]> own;
+  bool is_kept = false;       // keep_data() has been called
+  bool is_confirmed = false;  // the other side has said that it has all of it
 
   size_t left() const { return sizeof(FrameHeader) + header.bytes - moved; }
   // The memory of the sender is no longer needed. Where there is none for a copy, what is left has no data, and the
   // connection ends before it.
   void keep_data() noexcept;
+  // Nothing of it counts as sent any more.
+  void begin_again() { moved = 0; }
 };
 
 // A message that comes in. Its place is that of the receiver, or its own; null: nobody wants it.
@@ -60,6 +64,10 @@ class FrameStream {
     outgoing_.push_back(std::move(frame));
   }
   size_t queued_bytes() const { return queued_bytes_; }
+  // The message that has begun to come, or null.
+  const std::shared_ptr<IncomingFrame>& incoming() const { return incoming_; }
+  // The rest of it is nothing that anybody wants: its memory is somebody else's from now on.
+  void discard_incoming();
   // So far: they grow while the other side takes or sends a long message.
   uint64_t sent_bytes() const { return sent_bytes_; }
   uint64_t received_bytes() const { return received_bytes_; }

@@ -11,7 +11,7 @@
 namespace ringtrain {
 namespace {
 
-constexpr char kMagic[8] = {'r', 'i', 'n', 'g', 't', 'r', 'n', 2};  // the last: the version of what follows
+constexpr char kMagic[8] = {'r', 'i', 'n', 'g', 't', 'r', 'n', 3};  // the last: the version of what follows
 constexpr char kWelcome = 'w';
 constexpr const char *kDials = "dials", *kAnswers = "answers";
 
@@ -21,7 +21,7 @@ struct Nonce {
 
 struct Hello {
   char magic[8];
-  int32_t from, to;
+  int32_t from, to, stream;
   Nonce nonce;
 };
 
@@ -45,10 +45,11 @@ Bytes bytes_of(const Value& value) {
 
 }  // namespace
 
-Handshake Handshake::dial(Descriptor socket, int to, const Credentials& credentials) {
+Handshake Handshake::dial(Descriptor socket, int to, int stream, const Credentials& credentials) {
   Handshake handshake(std::move(socket), credentials, true);
   handshake.peer_ = to;
-  Hello hello{{}, credentials.rank, to, fresh_nonce()};
+  handshake.stream_ = stream;
+  Hello hello{{}, credentials.rank, to, stream, fresh_nonce()};
   std::memcpy(hello.magic, kMagic, sizeof(kMagic));
   handshake.say(bytes_of(hello));
   handshake.expect(Wait::challenge);
@@ -117,6 +118,7 @@ bool Handshake::take_hello() {
                         hello.from >= 0 && hello.from < credentials_->size && hello.from != credentials_->rank;
   if (!is_meant) return false;
   peer_ = hello.from;
+  stream_ = hello.stream;
   said_.append(in_.begin(), in_.end());
   const Nonce nonce = fresh_nonce();
   said_.append(reinterpret_cast<const char*>(nonce.bytes), sizeof(nonce.bytes));

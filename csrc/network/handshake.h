@@ -2,7 +2,8 @@
 // more bytes from it.
 //
 //   dials                             answers
-//   Hello: who, and a nonce      ->
+//   Hello: who, which of its     ->
+//   connections, and a nonce
 //                                <-   Challenge: a nonce, and the answering side's proof
 //   Proof of the dialling side   ->
 //                                <-   Welcome
@@ -32,7 +33,7 @@ struct Credentials {
 class Handshake {
  public:
   // `credentials` outlive this.
-  static Handshake dial(Descriptor socket, int to, const Credentials& credentials);
+  static Handshake dial(Descriptor socket, int to, int stream, const Credentials& credentials);
   static Handshake answer(Descriptor socket, const Credentials& credentials);
 
   // The events that the socket must become ready for.
@@ -44,6 +45,8 @@ class Handshake {
   // The dialling rank, and the other one. On the answering side: known when it is done.
   bool dials() const { return dials_; }
   int peer() const { return peer_; }
+  // Which of the connections that the dialling rank makes to the other one. A later one takes the place of an earlier.
+  int stream() const { return stream_; }
   // Of the side that dials: whether it has said all, so that the other one may take the connection for made.
   bool has_proved_itself() const { return wait_ == Wait::welcome && !has_to_write(); }
   // Of the side that answers.
@@ -72,7 +75,7 @@ class Handshake {
   Descriptor socket_;
   const Credentials* credentials_;
   bool dials_;
-  int peer_ = -1, error_ = 0;
+  int peer_ = -1, stream_ = 0, error_ = 0;
   Wait wait_ = Wait::nothing;
   Bytes out_, in_;
   size_t sent_ = 0, came_ = 0;

@@ -78,6 +78,9 @@ class Network {
   // Whether it has ended. Where it has failed, its memory is kept for ever: parts of it may be under way.
   bool test(NetworkRequest& request);
 
+  // Whether long messages take less processor time than short ones, and delay no others.
+  virtual bool prefers_long_messages() const { return false; }
+
   // Readable when there may be something to do; negative: one has to look.
   virtual int descriptor() const { return -1; }
   // Sleeps until there may be something to do: for `pause_s` where one has to look, else for `longest_s` or a moment.
@@ -105,6 +108,8 @@ class Network {
   virtual int look(uint64_t& handle, bool& has_ended) noexcept = 0;
   virtual void require_success(int code) const = 0;
   virtual void cancel(uint64_t handle) noexcept = 0;
+  // Called before a thread sleeps: whether requests may have ended by what it has done.
+  virtual bool has_more_to_do() noexcept { return false; }
   // Whether what was cancelled, or has failed, reads and writes no memory any more.
   virtual bool lets_go_at_once() const { return false; }
   void keep(const NetworkRequest& request) const;

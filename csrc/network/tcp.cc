@@ -45,9 +45,8 @@ std::string to_string(const SocketAddress& address) { return address.host + ":" 
 
 void prepare_socket(int socket, double timeout_s) {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  if (timeout_s == 0) return;
-  const int pause_s = std::max(1, static_cast<int>(timeout_s / 4));
-  set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(socket, SOL_SOCKET, SO_KEEPALIVE, timeout_s > 0 ? 1 : 0);
+  const int pause_s = std::max(1, static_cast<int>(timeout_s / 8));
   set(socket, IPPROTO_TCP, TCP_KEEPIDLE, pause_s);
   set(socket, IPPROTO_TCP, TCP_KEEPINTVL, pause_s);
   set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout_s * 1e3));
@@ -64,6 +63,13 @@ Descriptor begin_connection(const std::string& from, const SocketAddress& to, do
   socket = Descriptor();
   errno = error;
   return socket;
+}
+
+Answers answers_on(int socket) {
+  tcp_info info = {};
+  socklen_t bytes = sizeof(info);
+  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return {};
+  return {info.tcpi_unacked > 0, std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) / 1e3};
 }
 
 std::string text_of(int error) { return std::strerror(error); }

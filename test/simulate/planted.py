@@ -161,18 +161,21 @@ SOCKETS = {
             _NETWORK, "std::vector<Descriptor> listeners;  //", "auto& listeners = *new std::vector<Descriptor>;  //"
         ),
     ),
-    "a rank that leaves does not wait for room for its bye": (
-        Patch(_NETWORK, "Waiter::comes_true([&] { return has_written_all(); }, kByeWithin_s);", ""),
+    "a rank that leaves does not wait until its messages are confirmed": (
+        Patch(_NETWORK, "Waiter::comes_true([&] { return is_all_confirmed(); }, kByeWithin_s);", ""),
     ),
-    "a rank that leaves does not take what has come": (
-        Patch(_NETWORK, "::shutdown(frames.socket(), SHUT_WR);\n    drop_what_has_come(frames);", "(void)frames;"),
-    ),
-    "a rank that leaves says no bye on connections without a welcome": (
+    "a message is lost with its connection": (
         Patch(
             _NETWORK,
-            "for (Descriptor& socket : connector_.take_proved()) leave(FrameStream(std::move(socket)));",
-            "connector_.take_proved();",
+            "peer.unsent.insert(peer.unsent.begin(), stream.unconfirmed.begin(), stream.unconfirmed.end());",
+            "",
         ),
+    ),
+    "a message that comes again goes where it is under way": (
+        Patch(_NETWORK, "if (is_under_way(peer, frame)) return new_frame(header);", ""),
+    ),
+    "a broken connection is not made again": (
+        Patch(_NETWORK, "connector_.heal(peer.rank, Dialling::Missing::all, now + longest_s);", "{}"),
     ),
     "an address that refuses tells more than one that accepts": (
         Patch(
@@ -181,12 +184,11 @@ SOCKETS = {
             "{DialFailure::refused, DialFailure::turned_away, DialFailure::no_descriptor}",
         ),
     ),
-    "a crowd of strangers keeps the streams of ranks waiting": (
-        Patch(_CONNECTOR, "if (accepted == kMostAtATime) return;", "(void)kMostAtATime;"),
-    ),
     "nobody dials a rank that is waited for": (Patch(_CONNECTOR, "  wanted_.push_back(rank);\n}", "}"),),
     "a receive that was given up keeps its memory": (Patch(_NETWORK, "if (in) in->place = nullptr;", ""),),
-    "a send that was given up keeps the memory of its caller": (Patch(_NETWORK, "if (out) out->keep_data();", ""),),
+    "a send that was given up keeps the memory of its caller": (
+        Patch(_NETWORK, "if (out && !out->is_confirmed) out->keep_data();", ""),
+    ),
     "a stream that is full is not written to again": (
         Patch(_NETWORK, "stream, stream.frames.queued_bytes() > 0);", "stream, false);"),
     ),

@@ -77,7 +77,7 @@ _FORMER: Mapping[str, Sequence[str]] = {
 # System calls that the world's own functions take the place of: see core/kernel.h.
 _CALLS_OF_SOCKETS = (
     *("accept4", "bind", "close", "connect", "epoll_create1", "epoll_ctl", "epoll_wait", "freeaddrinfo"),
-    *("getaddrinfo", "getrandom", "nanosleep", "open", "ppoll", "readv", "recv", "send", "sendmsg"),
+    *("getaddrinfo", "getrandom", "getsockopt", "nanosleep", "open", "ppoll", "readv", "recv", "send", "sendmsg"),
     *("setsockopt", "shutdown", "socket"),
 )
 _LINKING: Mapping[str, Sequence[str]] = {

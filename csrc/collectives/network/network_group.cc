@@ -35,10 +35,12 @@ size_t NetworkGroup::block_elements(Way way, size_t total, size_t element) const
 }
 
 // A short slice is cut, too, so that its chunks follow each other through the steps, unless that costs more than it
-// hides.
-size_t NetworkGroup::chunk_elements(size_t longest_slice, size_t element) const {
-  constexpr size_t kFew = 4, kShortestBytes = 8 << 10;
-  const size_t limit = std::max(kLine, tuning_.ring_chunk_bytes / element / kLine * kLine);
+// hides. What the first chunks of many blocks take longer is little beside all of them.
+size_t NetworkGroup::chunk_elements(size_t longest_slice, size_t element, size_t blocks) const {
+  constexpr size_t kFew = 4, kShortestBytes = 8 << 10, kMany = 8, kLongestBytes = 1 << 20;
+  const bool is_long = blocks >= kMany && peers_.network().prefers_long_messages();
+  const size_t bytes = is_long ? std::max(kLongestBytes, tuning_.ring_chunk_bytes) : tuning_.ring_chunk_bytes;
+  const size_t limit = std::max(kLine, bytes / element / kLine * kLine);
   const size_t shorter = std::max(rounded_up(longest_slice / kFew), kShortestBytes / element);
   return std::min(limit, shorter);
 }
@@ -61,14 +63,14 @@ std::unique_ptr<Pipeline> NetworkGroup::pipeline(Way way, Phases phases, const S
   for (const Block& block : blocks)
     longest = std::max(longest, *std::max_element(block.counts.begin(), block.counts.end()));
   if (narrows) {
-    const size_t chunk = chunk_elements(longest, size_of(wire_));
+    const size_t chunk = chunk_elements(longest, size_of(wire_), blocks.size());
     Blocks cut(std::move(blocks), {sizeof(float), sizeof(float)}, chunk);
     char* slots = slots_.get(NarrowExchange::slots_bytes(peers_, wire_, chunk));
     return std::make_unique<NarrowExchange>(peers_, summing.order, narrow, std::move(cut),
                                             Exchange::Work{slots, mine_});
   }
   const size_t source_bytes = size_of(source_dtype), bytes = size_of(reduction.dtype);
-  const size_t chunk = chunk_elements(longest, source_bytes);
+  const size_t chunk = chunk_elements(longest, source_bytes, blocks.size());
   Blocks cut(std::move(blocks), {source_bytes, bytes}, chunk);
   if (way == Way::exchange) {
     char* slots = slots_.get(Exchange::slots_bytes(peers_, source_dtype, chunk));
@@ -310,7 +312,7 @@ void NetworkGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
   const PieceLayout layout(pieces, 1);
   const bool is_short = chooser_.has_short_moves() && layout.total() < kTreeBytes * static_cast<size_t>(size());
   if (!is_short) {
-    const size_t chunk = chunk_elements(layout.total(), 1);
+    const size_t chunk = chunk_elements(layout.total(), 1, 1);
     return broadcast_by_chain(peers_, layout, root, chunk, slots_.get(chain_slots_bytes(chunk)));
   }
   reduce_packed(pieces, 1, packed_, [&](const std::vector<Piece>& arrays) {

@@ -88,7 +88,7 @@ class NetworkGroup final : public Group {
                      std::vector<Block> blocks);
   std::unique_ptr<Pipeline> pipeline(Way way, Phases phases, const Summing& summing, const Reduction& reduction,
                                      DType source_dtype, std::vector<Block> blocks);
-  size_t chunk_elements(size_t longest_slice, size_t element) const;
+  size_t chunk_elements(size_t longest_slice, size_t element, size_t blocks) const;
   // Of a block that is long enough to keep the links busy, and short enough for many to be under way. Does not follow
   // from Tuning.
   size_t block_elements(Way way, size_t total, size_t element) const;

@@ -166,7 +166,7 @@ StoreServer::~StoreServer() {
   PartTable::withdraw(shared_.words.identity);
 }
 
-void StoreServer::connected(int rank, int, Descriptor socket) {
+void StoreServer::connected(int rank, int, int, Descriptor socket) {
   if (rank >= capacity_) return;  // another server has nothing to ask for
   threads_[static_cast<size_t>(rank) % threads_.size()]->adopt(rank, std::move(socket));
 }

@@ -124,7 +124,7 @@ class StoreServer final : Connector::Owner {
 
  private:
   bool is_connected(int) const override { return false; }
-  void connected(int rank, int dialler, Descriptor socket) override;
+  void connected(int rank, int dialler, int stream, Descriptor socket) override;
   void is_out_of_reach(int, const OutOfReach&) override {}
   void require_worker(int worker) const;
   void look_at_all();

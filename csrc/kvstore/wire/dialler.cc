@@ -15,7 +15,7 @@ void Dialler::dial(int to, const SocketAddress& address, double timeout_s) {
   const bool is_v6 = address.host.find(':') != std::string::npos;
   Descriptor socket = begin_connection(is_v6 ? "::" : "0.0.0.0", address, timeout_s);
   if (!socket) return owner_.cannot_dial(errno);
-  handshake_.emplace(Handshake::dial(std::move(socket), to, credentials_));
+  handshake_.emplace(Handshake::dial(std::move(socket), to, 0, credentials_));
   poller_.add(handshake_->socket(), *this, true);
 }
 

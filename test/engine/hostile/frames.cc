@@ -31,7 +31,7 @@ class Liar {
   Liar(const Job& job, Network& other, Draw& draw) : other_(other), draw_(draw) {
     const SocketDescription of_rank_0 = job.description(0);
     const Credentials credentials{of_rank_0.secret, of_rank_0.token, 1, 2};
-    auto handshake = Handshake::dial(begin_connection("127.0.0.1", of_rank_0.addresses[0][0], 5), 0, credentials);
+    auto handshake = Handshake::dial(begin_connection("127.0.0.1", of_rank_0.addresses[0][0], 5), 0, 0, credentials);
     auto state = Handshake::State::under_way;
     for (const double end = now_s() + 5; state == Handshake::State::under_way && now_s() < end;) {
       state = handshake.advance();

@@ -80,7 +80,7 @@ Descriptor dial(int port, int worker) {
   const Credentials credentials{"secret", "token", worker, kCapacity + 1};
   const double end = now_s() + kWithin_s;
   Handshake handshake =
-      Handshake::dial(begin_connection("0.0.0.0", {"127.0.0.1", port}, kWithin_s), kCapacity, credentials);
+      Handshake::dial(begin_connection("0.0.0.0", {"127.0.0.1", port}, kWithin_s), kCapacity, 0, credentials);
   while (now_s() < end) {
     const Handshake::State state = handshake.advance();
     if (state == Handshake::State::done) return handshake.take();

@@ -14,7 +14,7 @@
 namespace ringtrain::simulation {
 namespace {
 
-constexpr size_t kHello = 32, kProof = 32, kNonce = 16;
+constexpr size_t kHello = 36, kProof = 32, kNonce = 16;
 constexpr uint64_t kMostCallsAtOnce = 20000;
 Kernel* the_kernel = nullptr;
 
@@ -50,6 +50,13 @@ bool Kernel::has_an_address(int rank) const {
   for (size_t i = 0; i < host.refuses.size(); ++i)
     if (!host.refuses[i] && !host.is_hidden[i]) return true;
   return false;
+}
+
+bool Kernel::has_all_addresses(int rank) const {
+  const Host& host = hosts_[index(rank)];
+  const auto is_set = [](bool one) { return one; };
+  return std::none_of(host.refuses.begin(), host.refuses.end(), is_set) &&
+         std::none_of(host.is_hidden.begin(), host.is_hidden.end(), is_set);
 }
 
 // -------------------------------------------------------------------------------------------------------- every call
@@ -304,6 +311,7 @@ int Kernel::accept(int descriptor) {
 
 // When a packet that one side sends now comes to the other one.
 double Kernel::arrival(const Connection& connection, int from_side) {
+  if (connection.is_forgotten) return kNever;
   const int from = connection.sides[from_side].rank, to = connection.sides[1 - from_side].rank;
   const double now = fibres_.now(), whole = whole_at(from, to, connection.interface, now);
   // Packets are sent again after pauses that grow.
@@ -329,6 +337,7 @@ void Kernel::send_bytes(Connection& connection, int to_side, const char* bytes, 
 void Kernel::arrive(Connection& connection, int side, size_t upto) {
   Side& own = connection.sides[side];
   if (own.is_over || (own.rank != kStranger && hosts_[index(own.rank)].has_vanished)) return;
+  if (connection.is_forgotten) return;
   if (own.is_closed) {
     // Data for somebody who has closed.
     send_reset(connection, 1 - side, false);
@@ -337,6 +346,7 @@ void Kernel::arrive(Connection& connection, int side, size_t upto) {
   const size_t arrived = std::min(own.bytes.size(), static_cast<size_t>(upto - own.received) + own.read);
   if (arrived <= own.arrived) return;
   ++story_.events;
+  own.arrived_s = fibres_.now();
   own.arrived = arrived;
   note(own.descriptor);
   if (own.rank == kStranger && connection.stranger) hear(connection);
@@ -523,6 +533,34 @@ void Kernel::reset(int rank, int other, double probability) {
     reset_.insert(pair_of(rank, other));
     for (int side = 0; side < 2; ++side) fail(connection, side, ECONNRESET);
   }
+}
+
+// A connection that a router forgets: nothing arrives on it any more, and its ends know it when their time is over.
+void Kernel::forget(int rank, int other, double probability) {
+  for (const auto& one : connections_) {
+    Connection& connection = *one;
+    if (pair_of(connection.sides[0].rank, connection.sides[1].rank) != pair_of(rank, other)) continue;
+    if (!connection.was_answered || !random_.chance(probability)) continue;
+    connection.is_forgotten = true;
+    reset_.insert(pair_of(rank, other));
+    constexpr size_t kWelcomed = 49;  // bytes that the dialling side gets first
+    const bool is_made = connection.sides[0].received >= kWelcomed;
+    for (int side = 0; side < 2; ++side) {
+      const double timeout_s = connection.sides[side].timeout_s;
+      if (timeout_s == 0) continue;
+      fibres_.at(fibres_.now() + timeout_s * random_.real(1, 1.25), [this, &connection, side, is_made] {
+        if (!is_made) out_of_reach_.insert(pair_of(connection.sides[0].rank, connection.to));
+        fail(connection, side, ETIMEDOUT);
+      });
+    }
+  }
+}
+
+Kernel::Answers Kernel::answers_on(int descriptor) {
+  if (!begin_call()) return {};
+  const Entry& own = entry(descriptor);
+  const Side &side = own.connection->sides[own.side], &other = own.connection->sides[1 - own.side];
+  return {other.bytes.size() > other.arrived, fibres_.now() - std::max(side.arrived_s, other.arrived_s)};
 }
 
 // -------------------------------------------------------------------------------------------------------- strangers
@@ -713,6 +751,13 @@ int __wrap_accept4(int descriptor, sockaddr*, socklen_t*, int) { return Kernel::
 int __wrap_setsockopt(int descriptor, int level, int option, const void* value, socklen_t) {
   if (level != IPPROTO_TCP || option != TCP_USER_TIMEOUT) return 0;
   return Kernel::current().set_timeout(descriptor, *static_cast<const int*>(value) / 1e3);
+}
+int __wrap_getsockopt(int descriptor, int, int, void* value, socklen_t*) {
+  const Kernel::Answers answers = Kernel::current().answers_on(descriptor);
+  auto* const info = static_cast<tcp_info*>(value);
+  info->tcpi_unacked = answers.is_owed ? 1 : 0;
+  info->tcpi_last_ack_recv = info->tcpi_last_data_recv = static_cast<uint32_t>(1e3 * answers.last_s_ago);
+  return 0;
 }
 ssize_t __wrap_sendmsg(int descriptor, const msghdr* message, int) {
   return Kernel::current().send(descriptor, message->msg_iov, message->msg_iovlen);

@@ -50,6 +50,8 @@ class Kernel {
   void cut(int from, int to, int interface, double begin, double end);
   // Connections of these ranks, of which each is reset with this probability.
   void reset(int rank, int other, double probability);
+  // Connections of these ranks, of which each loses all packets from now on with this probability.
+  void forget(int rank, int other, double probability);
   void refuse(int rank, int interface) { hosts_[index(rank)].refuses[index(interface)] = true; }
   void hide(int rank, int interface) { hosts_[index(rank)].is_hidden[index(interface)] = true; }
   void set_slow(int rank, double pause_s) { hosts_[index(rank)].pause_s = pause_s; }
@@ -74,6 +76,7 @@ class Kernel {
   bool was_out_of_reach(int rank, int other) const { return out_of_reach_.count(pair_of(rank, other)) > 0; }
   bool was_reset(int rank, int other) const { return reset_.count(pair_of(rank, other)) > 0; }
   bool has_an_address(int rank) const;
+  bool has_all_addresses(int rank) const;
   bool was_short_of_descriptors(int rank) const { return hosts_[index(rank)].was_short; }
 
   // ---- system calls of the rank that runs
@@ -84,6 +87,11 @@ class Kernel {
   int set_timeout(int descriptor, double seconds);
   ssize_t send(int descriptor, const iovec* parts, size_t count);
   ssize_t receive(int descriptor, const iovec* parts, size_t count);
+  struct Answers {
+    bool is_owed = false;  // something that was sent has not arrived
+    double last_s_ago = 0;
+  };
+  Answers answers_on(int descriptor);
   int shut_down(int descriptor);
   int close(int descriptor);
   int open_file();
@@ -110,7 +118,7 @@ class Kernel {
     int descriptor = -1;
     std::string bytes;
     size_t read = 0, arrived = 0;
-    double last_arrival = 0;
+    double last_arrival = 0, arrived_s = 0;
     bool will_end = false, has_ended = false;  // the other one has sent its last byte; and it has come
     bool is_connected = false, is_closed = false, is_over = false;
     bool is_full = false;  // the other one waits for this one to read
@@ -126,7 +134,7 @@ class Kernel {
     int to = 0, interface = 0, number = 0;
     double begun_s = 0;
     int tries = 0;
-    bool was_answered = false, was_cut = false;
+    bool was_answered = false, was_cut = false, is_forgotten = false;
     std::string begin;  // of what the dialling rank has said
     std::unique_ptr<Stranger> stranger;
   };

@@ -58,7 +58,7 @@ struct Step {
 };
 
 struct Fault {
-  enum Kind { stop, kill, vanish, cut, reset, no_descriptors, strangers, late, refuse, hide, slow };
+  enum Kind { stop, kill, vanish, cut, reset, forget, no_descriptors, strangers, late, refuse, hide, slow };
   Kind kind;
   int rank = 0, other = 0;
   double at = 0, duration = 0;
@@ -69,8 +69,8 @@ struct Fault {
 };
 
 std::string text_of(const Fault& fault) {
-  constexpr const char* kNames[] = {"stop",      "kill", "vanish", "cut",  "reset", "no descriptors",
-                                    "strangers", "late", "refuse", "hide", "slow"};
+  constexpr const char* kNames[] = {"stop",           "kill",      "vanish", "cut",    "reset", "forget",
+                                    "no descriptors", "strangers", "late",   "refuse", "hide",  "slow"};
   char text[160];
   const char* name = kNames[fault.kind];
   switch (fault.kind) {
@@ -80,6 +80,7 @@ std::string text_of(const Fault& fault) {
                     fault.interface);
       break;
     case Fault::reset:
+    case Fault::forget:
       std::snprintf(text, sizeof(text), "%s connections of ranks %d and %d at %.3f s", name, fault.rank, fault.other,
                     fault.at);
       break;
@@ -180,6 +181,8 @@ class Drawing {
     add(Fault::refuse, draw_.interfaces > 1 && random_.chance(0.4) ? 0.6 : 0, 3);
     add(Fault::hide, draw_.interfaces > 1 && random_.chance(0.2) ? 0.6 : 0, 2);
     add(Fault::slow, random_.chance(0.2) ? 0.6 : 0, 2);
+    add(Fault::reset, random_.chance(0.2) ? 0.8 : 0, 5);
+    add(Fault::forget, draw_.timeout_s > 0 && random_.chance(0.1) ? 0.7 : 0, 3);
   }
 
   void add(Fault::Kind kind, double probability, int most) {
@@ -282,6 +285,8 @@ class World {
         return;
       case Fault::reset:
         return at(fault.at, [=] { kernel_.reset(rank, fault.other, fault.both_ways ? 1 : 0.5); });
+      case Fault::forget:
+        return at(fault.at, [=] { kernel_.forget(rank, fault.other, fault.both_ways ? 1 : 0.5); });
       case Fault::no_descriptors:
         at(fault.at, [=] { kernel_.limit_descriptors(rank, fault.count); });
         if (fault.duration < kNever) at(fault.at + fault.duration, [=] { kernel_.unlimit_descriptors(rank); });
@@ -539,13 +544,17 @@ class World {
       const bool was_connected = text.find("no connection to") == std::string::npos;
       const bool is_reachable = kernel_.has_an_address(named) && (!was_connected || kernel_.has_an_address(rank));
       const bool may_miss_bye = was_deaf(rank, named) || (!was_connected && leaves_with_others(rank));
-      if (!is_at_fault(rank, named) && is_reachable && !(other.has_ended && may_miss_bye))
+      const bool may_lose_bye = may_miss_bye || kernel_.was_reset(rank, named);
+      if (!is_at_fault(rank, named) && is_reachable && !(other.has_ended && may_lose_bye))
         story_.find("a rank that lives is said to be gone: " + what);
     } else if (text.find("out of reach") != std::string::npos) {
-      if (!kernel_.was_out_of_reach(rank, named) && kernel_.has_an_address(named))
+      // The last attempt to make a connection again may go to an address that nobody can reach.
+      const bool had_connection = kernel_.was_reset(rank, named) || fibres_.is_killed(named);
+      const bool is_found = kernel_.has_an_address(named) && (kernel_.has_all_addresses(named) || !had_connection);
+      if (!kernel_.was_out_of_reach(rank, named) && is_found)
         story_.find("a rank that can be reached is said to be out of reach: " + what);
     } else if (text.find("accepts no connection") != std::string::npos) {
-      if (!kernel_.was_short_of_descriptors(named) && !is_at_fault(rank, named))
+      if (!kernel_.was_short_of_descriptors(named) && !is_at_fault(rank, named) && !kernel_.was_reset(rank, named))
         story_.find("a rank that accepts is said not to: " + what);
     } else {
       story_.find("an error without a cause: " + what);
@@ -554,7 +563,7 @@ class World {
 
   bool is_at_fault(int rank, int named) const {
     return fibres_.is_killed(named) || ranks_[static_cast<size_t>(named)].has_failed ||
-           kernel_.was_reset(rank, named) || kernel_.was_out_of_reach(rank, named);
+           kernel_.was_out_of_reach(rank, named);
   }
 
   // Whether the rank, though it still looks for news, would know in a job that all leave: nobody says bye to a rank

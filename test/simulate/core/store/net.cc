@@ -111,7 +111,7 @@ void Net::dial(int port, int worker, double timeout_s, Poller& poller, std::func
         end(near).peer = far;
         end(far).peer = near;
         if (is_dead_[static_cast<size_t>(rank)]) close(near);
-        owner.connected(worker, worker, Descriptor(far));
+        owner.connected(worker, worker, 0, Descriptor(far));
         answer(fibres_.now() + delay(port, rank), near, 0);
       });
     };

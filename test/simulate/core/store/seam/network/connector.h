@@ -24,7 +24,7 @@ class Connector {
    public:
     virtual ~Owner() = default;
     virtual bool is_connected(int rank) const = 0;
-    virtual void connected(int rank, int dialler, Descriptor socket) = 0;
+    virtual void connected(int rank, int dialler, int stream, Descriptor socket) = 0;
     virtual void is_out_of_reach(int rank, const OutOfReach& why) = 0;
   };
 
