@@ -75,6 +75,15 @@ class SimulatedHosts:
         """Run a command such as `ip link set eth0 down` there. Raises HostsUnavailable if it fails."""
         _run("ip", "netns", "exec", self.names[host], *command)
 
+    @contextlib.contextmanager
+    def unplugged(self, host: int) -> Iterator[None]:
+        """Pull the cable of the host: nothing comes from it, and nothing to it."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{host}", "down")
+        try:
+            yield
+        finally:
+            _run("ip", "-n", self._switch, "link", "set", f"port{host}", "up")
+
     def logging_agent(self, folder: Path) -> Path:
         """Returns a program that reaches hosts as ssh does, and logs its words and its environment in `folder`/log."""
         (agent := folder / "ssh").write_text(
