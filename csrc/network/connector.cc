@@ -19,7 +19,7 @@ namespace {
 // How long a rank that waits for another one leaves it to that one to dial.
 constexpr double kPatience_s = 0.1;
 // An attempt to make a connection again gives up early, as the network may be back at any moment.
-constexpr double kRedial_s = 1, kNever_s = std::numeric_limits<double>::infinity();
+constexpr double kRedial_s = 1, kShortestRedial_s = 0.25, kNever_s = std::numeric_limits<double>::infinity();
 // See connector.h. A rank sends its hello as soon as it is connected, so only a stranger keeps silent.
 constexpr double kHello_s = 1, kHandshake_s = 5;
 constexpr size_t kMostAnswered = 256;
@@ -141,13 +141,25 @@ void Connector::listen_again(double now) {
   }
 }
 
-void Connector::end_late_answers(double now) {
-  if (answered_ == 0) return;
+void Connector::end_late(double now) {
   for (auto one = beginnings_.begin(); one != beginnings_.end();) {
     const auto next = std::next(one);
-    if (!(*one)->handshake.dials() && now > (*one)->ends_s()) end(one);
+    if (!(*one)->handshake.dials() && now > (*one)->ends_s()) {
+      end(one);
+    } else if (is_late_to_heal(**one, now)) {
+      (*one)->handshake.give_up(ETIMEDOUT);
+      end(one);
+    }
     one = next;
   }
+}
+
+// No host has answered an attempt to make a connection again.
+bool Connector::is_late_to_heal(const Beginning& beginning, double now) {
+  if (beginning.handshake.is_connected()) return false;
+  const Dialling& dialling = this->dialling(beginning.handshake.peer());
+  return dialling.heals() && now > std::min(beginning.begun_s + kRedial_s,
+                                            std::max(dialling.heals_until_s(), beginning.begun_s + kShortestRedial_s));
 }
 
 // ---------------------------------------------------------------------------------------------------------- dialling
@@ -204,9 +216,8 @@ const SocketAddress& Connector::address_of(int rank, size_t number) const {
 }
 
 void Connector::dial(int rank, Dialling::Attempt attempt, double now) {
-  const double timeout_s = dialling(rank).heals() ? kRedial_s : directory_.timeout_s;
   Descriptor socket = begin_connection(address_of(credentials_.rank, attempt.address).host,
-                                       address_of(rank, attempt.address), timeout_s);
+                                       address_of(rank, attempt.address), directory_.timeout_s);
   if (!socket) return dialling(rank).has_failed(attempt.stream, failure_of(errno), text_of(errno), now);
   Handshake handshake = Handshake::dial(std::move(socket), rank, static_cast<int>(attempt.stream), credentials_);
   begin(std::make_unique<Beginning>(*this, std::move(handshake), attempt));
@@ -244,10 +255,7 @@ void Connector::advance(Beginning& it) {
   Descriptor socket = it.handshake.take();
   poller_.remove(socket.number());
   drop(place_of(it));
-  if (dials) {
-    prepare_socket(socket.number(), directory_.timeout_s);
-    dialling(peer).has_connected(static_cast<size_t>(stream));
-  }
+  if (dials) dialling(peer).has_connected(static_cast<size_t>(stream));
   owner_.connected(peer, dialler, stream, std::move(socket));
   const auto& own = peers_[static_cast<size_t>(peer)].dialling;
   if (own && own->heals() && owner_.is_connected(peer)) heal(peer, Dialling::Missing::connected_before, kNever_s);
@@ -301,7 +309,7 @@ void Connector::look() {
   if (wanted_.empty() && beginnings_.empty() && waiting_.empty() && closed_ == 0) return;
   const double now = now_s();
   dial_wanted(now);
-  end_late_answers(now);
+  end_late(now);
   listen_again(now);
 }
 

@@ -95,7 +95,8 @@ class Connector {
   void dial_due(int rank, double now);
   void go_on_dialling(int rank, double now);
   void dial(int rank, Dialling::Attempt attempt, double now);
-  void end_late_answers(double now);
+  void end_late(double now);
+  bool is_late_to_heal(const Beginning& beginning, double now);
   const SocketAddress& address_of(int rank, size_t number) const;
   Dialling& dialling(int rank) { return *peers_[static_cast<size_t>(rank)].dialling; }
   OutOfReach loss_of(int rank) const;

@@ -56,6 +56,7 @@ class Dialling {
   enum class Missing { all, connected_before };
   void heal(Missing missing, double until_s, double now);
   bool heals() const { return heals_until_s_.has_value(); }
+  double heals_until_s() const { return *heals_until_s_; }
   // Gives up what still waits when the time to heal is over.
   void look(double now);
   void has_failed(size_t stream, DialFailure failure, const std::string& reason, double now);

@@ -51,6 +51,9 @@ class Handshake {
   bool has_proved_itself() const { return wait_ == Wait::welcome && !has_to_write(); }
   // Of the side that answers.
   bool has_heard_hello() const { return wait_ != Wait::hello; }
+  // Whether the other host has answered: something could be written.
+  bool is_connected() const { return !dials_ || sent_ > 0 || wait_ != Wait::challenge; }
+  void give_up(int error) { error_ = error; }
   int socket() const { return socket_.number(); }
   // Why it has failed, as errno; 0: not because of the connection.
   int error() const { return error_; }

@@ -5,8 +5,8 @@
 // does no harm. A rank keeps what it has sent until the other one confirms it. So a connection that breaks is made
 // again by either side, or others carry on, and what was not confirmed is sent once more. Where no kernel acknowledges
 // anything for half a second another connection is tried beside the silent one. A rank that refuses connections is
-// gone; one that cannot be reached for `timeout_s` is lost. Everything happens in the calls of the Network; while nobody
-// calls, the kernel keeps what comes, and descriptor() tells that it has.
+// gone; one that cannot be reached for `timeout_s` is lost. Everything happens in the calls of the Network; while
+// nobody calls, the kernel keeps what comes, and descriptor() tells that it has.
 #pragma once
 
 #include <memory>

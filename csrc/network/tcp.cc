@@ -45,8 +45,9 @@ std::string to_string(const SocketAddress& address) { return address.host + ":" 
 
 void prepare_socket(int socket, double timeout_s) {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  set(socket, SOL_SOCKET, SO_KEEPALIVE, timeout_s > 0 ? 1 : 0);
+  if (timeout_s == 0) return;
   const int pause_s = std::max(1, static_cast<int>(timeout_s / 8));
+  set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(socket, IPPROTO_TCP, TCP_KEEPIDLE, pause_s);
   set(socket, IPPROTO_TCP, TCP_KEEPINTVL, pause_s);
   set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout_s * 1e3));

@@ -16,7 +16,7 @@ struct SocketAddress {
 std::string to_string(const SocketAddress& address);
 
 // Small messages leave at once, and the kernel tells within the time that the other host is gone: by what is not
-// acknowledged, or by probes while nothing is sent. 0: it waits for ever. May be called again with another time.
+// acknowledged, or by probes while nothing is sent. 0: it waits for ever.
 void prepare_socket(int socket, double timeout_s);
 
 // A socket that does not block, and connects to `to` from the address `from` of this host where that is of its family.

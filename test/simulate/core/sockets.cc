@@ -551,7 +551,7 @@ class World {
       // The last attempt to make a connection again may go to an address that nobody can reach.
       const bool had_connection = kernel_.was_reset(rank, named) || fibres_.is_killed(named);
       const bool is_found = kernel_.has_an_address(named) && (kernel_.has_all_addresses(named) || !had_connection);
-      if (!kernel_.was_out_of_reach(rank, named) && is_found)
+      if (!kernel_.was_out_of_reach(rank, named) && !was_cut_for_long(rank, named) && is_found)
         story_.find("a rank that can be reached is said to be out of reach: " + what);
     } else if (text.find("accepts no connection") != std::string::npos) {
       if (!kernel_.was_short_of_descriptors(named) && !is_at_fault(rank, named) && !kernel_.was_reset(rank, named))
@@ -563,7 +563,7 @@ class World {
 
   bool is_at_fault(int rank, int named) const {
     return fibres_.is_killed(named) || ranks_[static_cast<size_t>(named)].has_failed ||
-           kernel_.was_out_of_reach(rank, named);
+           kernel_.was_out_of_reach(rank, named) || was_cut_for_long(rank, named);
   }
 
   // Whether the rank, though it still looks for news, would know in a job that all leave: nobody says bye to a rank
@@ -578,6 +578,16 @@ class World {
       const bool is_of_both = std::minmax(rank, other) == std::minmax(fault.rank, fault.other);
       return fault.duration > 0.5 * kMoment_s &&
              ((fault.kind == Fault::stop && fault.rank == rank) || (fault.kind == Fault::cut && is_of_both));
+    });
+  }
+
+  // Whether the host has vanished, or their link was cut for as long as a rank may be out of reach, but for the time of
+  // the attempt that is under way when it is whole again.
+  bool was_cut_for_long(int rank, int other) const {
+    return std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
+      const bool is_of_both = std::minmax(rank, other) == std::minmax(fault.rank, fault.other);
+      return (fault.kind == Fault::vanish && (fault.rank == rank || fault.rank == other)) ||
+             (fault.kind == Fault::cut && is_of_both && fault.duration >= draw_.timeout_s - 1.2);
     });
   }
 
