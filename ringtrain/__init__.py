@@ -147,7 +147,7 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:  # alone: `from ringtrain import ops` in a module that face.py is loading asks for it, too
         return importlib.import_module(f"ringtrain.{name}")
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise importlib.import_module("ringtrain.errors").missing(__name__, name, __all__)
     home = importlib.import_module(_HOMES[name]) if name in _HOMES else _load()
     value = globals()[name] = getattr(home, name)
     return value

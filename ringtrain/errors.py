@@ -6,6 +6,7 @@ shape that cannot be split, an unsupported dtype) is a ValueError or TypeError, 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 from ringtrain._core import (
@@ -54,6 +55,10 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+# Tracebacks show this name, by which users import them as well.
+for _error in (ReplicaError, NonFiniteError, StepOrderError):
+    _error.__module__ = "ringtrain"
+
 # The name under which Horovod's users catch the failure of a collective.
 HorovodInternalError = RingtrainError
 
@@ -76,3 +81,37 @@ def ranges_of(ranks: Iterable[int]) -> str:
         else:
             ranges.append([rank])
     return ", ".join(str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges)
+
+
+# --- names of others, for messages ------------------------------------------------------------------------------------
+
+
+_NAMES_OF_TORCH = {
+    "all_gather": "allgather",
+    "all_gather_object": "allgather_object",
+    "all_reduce": "allreduce",
+    "all_to_all": "alltoall",
+    "broadcast_object_list": "broadcast_object",
+    "DDP": "DistributedOptimizer",
+    "destroy_process_group": "shutdown",
+    "DistributedDataParallel": "DistributedOptimizer",
+    "get_local_rank": "local_rank",
+    "get_rank": "rank",
+    "get_world_size": "size",
+    "init_process_group": "init",
+    "irecv": "recv_async",
+    "isend": "send_async",
+    "local_world_size": "local_size",
+    "reduce_scatter": "reducescatter",
+    "world_size": "size",
+}
+
+
+def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Returns the error for a name that a module does not have; `known` are those that it has."""
+    there = set(known)
+    found = [_NAMES_OF_TORCH[name]] if _NAMES_OF_TORCH.get(name) in there else []
+    if not name.startswith("_"):
+        found = found or difflib.get_close_matches(name, there, n=1, cutoff=0.75)
+    hint = f"; did you mean '{found[0]}'?" if found else ""
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType, TracebackType
 
 import ringtrain._core as _core
-from ringtrain._core import Site
+from ringtrain._core import PeerLostError, RemoteError, RingtrainError, ShutDownError, Site
 
 # --- call sites: where in the script an operation was submitted -------------------------------------------------------
 
@@ -130,8 +130,12 @@ def _frame_of_user() -> FrameType | None:
 
 
 def _text(frame: FrameType) -> str:
+    return _line_in_words(frame, frame.f_lineno)
+
+
+def _line_in_words(frame: FrameType, line: int) -> str:
     file = os.path.relpath(frame.f_code.co_filename) if _is_below_here(frame) else frame.f_code.co_filename
-    return f"{file}:{frame.f_lineno}"
+    return f"{file}:{line}"
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -245,6 +249,14 @@ _TELLING_S = 2.0
 # How long MPI_Finalize may wait for the other ranks after a failure: a stopped rank never calls it.
 _FINALIZE_S = 3.0
 
+# In the environment: tracebacks show the frames of ringtrain, too, and ranks that fail after another one show theirs.
+FULL_TRACEBACK_VARIABLE = "RINGTRAIN_FULL_TRACEBACK"
+_RINGRUN_VARIABLE = "RINGRUN_SPEAKER"  # that of rank_wrapper.py
+_OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Their messages say what is wrong; of others the frames of ringtrain may be needed.
+_EXPLAINED = (RingtrainError, ValueError, TypeError)
+_OF_OTHER_RANKS = (PeerLostError, RemoteError, ShutDownError)
+
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 _previous: _Hook | None = None
 _last_words = ""
@@ -287,12 +299,61 @@ def last_words() -> str:
 def _tell(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     global _last_words
     assert _previous is not None
+    place = _innermost_place(frames)
     try:
+        error.with_traceback(frames)
+        _leave_out_own_frames(error)
         if not hasattr(sys, "ps1"):  # at a prompt the process lives on
             _last_words = _traceback_of(error).partition("\n")[0]
-            tell(error.with_traceback(frames))
+            tell(error)
     finally:
-        _previous(kind, error, frames)
+        if _is_told_by_ringrun(error):
+            print(f"ringtrain.{_last_words} (this rank was at {place})", file=sys.stderr, flush=True)
+        else:
+            _previous(kind, error, error.__traceback__)
+
+
+def _is_told_by_ringrun(error: BaseException) -> bool:
+    """Whether another rank has failed, whose traceback ringrun shows, so that this rank needs no more than a line."""
+    is_shown = _RINGRUN_VARIABLE in os.environ and FULL_TRACEBACK_VARIABLE not in os.environ
+    return is_shown and type(error) in _OF_OTHER_RANKS and _previous is sys.__excepthook__ and bool(_last_words)
+
+
+def _leave_out_own_frames(error: BaseException) -> None:
+    """Takes the frames of ringtrain out of the tracebacks of an error that says what the script did wrong."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if FULL_TRACEBACK_VARIABLE not in os.environ and isinstance(one, _EXPLAINED):
+            kept = _without_own_frames(one.__traceback__)
+            one.__traceback__ = kept or one.__traceback__
+        chain += [one.__cause__, one.__context__]
+
+
+def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
+    kept: TracebackType | None = None
+    for one in reversed(_entries(frames)):
+        if not one.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return kept
+
+
+def _innermost_place(frames: TracebackType | None) -> str:
+    """Returns the innermost line of the script, such as "train.py:31"."""
+    places = [(one.tb_frame, one.tb_lineno) for one in _entries(frames) if is_of_script(one.tb_frame)]
+    return _line_in_words(*places[-1]) if places else "its end"
+
+
+def _entries(frames: TracebackType | None) -> list[TracebackType]:
+    found = []
+    while frames is not None:
+        found.append(frames)
+        frames = frames.tb_next
+    return found
 
 
 def _traceback_of(error: BaseException) -> str:

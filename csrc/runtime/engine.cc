@@ -403,7 +403,8 @@ std::string Engine::end_text(const std::vector<int>& left) const {
   return names_text(has_left ? left_ : left) +
          " exited early: shutdown() was called there, or the script came to its end. "
          "No operation can complete without it. Do the ranks have different numbers of batches? "
-         "In PyTorch put the loop into `with hvd.Join(optimizer):`, elsewhere call hvd.join() after it.";
+         "In PyTorch put the loop into `with hvd.Join(optimizer):`, elsewhere call hvd.join() after it. "
+         "Does each rank stop early by a loss of its own? Decide by the average, hvd.allreduce(loss).";
 }
 
 // ------------------------------------------------------------------------------------------------------ when it fails

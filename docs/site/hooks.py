@@ -16,7 +16,10 @@ from mkdocs.structure.pages import Page
 MODULES = {
     "ringtrain": "For NumPy, CuPy, DLPack arrays and numbers, and for PyTorch's tensors as well.",
     "ringtrain.torch": "The additions for PyTorch: autograd, optimizers, modules.",
+    "ringtrain.torch.distributed": "A backend of torch.distributed.",
     "ringtrain.jax": "Operations over the ranks inside jit.",
+    "ringtrain.jax.distributed": "JAX's own sharding over the ranks.",
+    "ringtrain.mxnet": "For MXNet: operations, trainers and stores.",
     "ringtrain.elastic": "Jobs that go on when ranks are lost, and when others come.",
     "ringtrain.torch.elastic": "The same for PyTorch's modules and optimizers.",
     "ringtrain.jax.elastic": "The same for JAX's pytrees and compiled steps.",
@@ -25,6 +28,7 @@ MODULES = {
     "ringtrain.optim": "SGD, Adam and AdamW for arrays.",
     "ringtrain.dask": "Ranks on the workers of a Dask cluster.",
     "ringtrain.spark": "Ranks that are tasks of Spark.",
+    "ringtrain.ray": "Ranks that are actors of Ray.",
     "ringtrain.errors": "The errors of the library.",
 }
 
@@ -32,6 +36,7 @@ MODULES = {
 GROUPS = {
     "ringtrain": {
         "Begin and end": ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "run"),
+        "Save before the time is over": ("preempted", "exit_preempted"),
         "Train": (
             *("DistributedOptimizer", "broadcast_parameters", "check_replicas", "join", "empty"),
             *("SpeedSampler", "DiLoCo"),
@@ -50,7 +55,17 @@ GROUPS = {
 }
 
 # Modules that need a package that the site does without, and their public names.
-NOT_IMPORTED = {"ringtrain.dask": ("run",), "ringtrain.spark": ("run", "run_elastic", "run_on")}
+NOT_IMPORTED = {
+    "ringtrain.dask": ("run",),
+    "ringtrain.spark": ("run", "run_elastic", "run_on"),
+    "ringtrain.torch.distributed": ("patches.monitored_barrier.monitored_barrier", "patches.gloo.replace_gloo"),
+    "ringtrain.ray": ("RayExecutor", "ElasticRayExecutor", "Settings", "RayHostDiscovery", "train.RingtrainConfig"),
+    "ringtrain.mxnet": (
+        *("DistributedTrainer", "DistributedOptimizer", "broadcast_parameters", "broadcast_optimizer_state"),
+        *("allreduce", "allreduce_", "grouped_allreduce", "grouped_allreduce_", "allgather", "broadcast", "broadcast_"),
+        *("alltoall", "reducescatter", "broadcast_object", "allgather_object", "replace_kvstore"),
+    ),
+}
 
 # A search finds the pages for users before these.
 INSIDE = ("design.md", "inside/simulation.md", "inside/targets.md", "CONTRIBUTING.md")
@@ -65,6 +80,7 @@ MOVED = {
     "mxnet": "migrating.html#mxnet",
     "without-mpi": "clusters.html#without-mpi",
     "simulation": "inside/simulation.html",
+    "troubleshooting": "faults.html",
     "targets": "inside/targets.html",
 }
 
@@ -115,7 +131,7 @@ def _of_example(path: Path) -> str:
 def _page(module: str, about: str, written: set[str]) -> str:
     """The Markdown of a module. Names that are `written` on a page before are only mentioned."""
     if module in NOT_IMPORTED:
-        found = [_entry(f"{module}.{name}", name, 2) for name in NOT_IMPORTED[module]]
+        found = [_entry(f"{module}.{name}", name.rpartition(".")[2], 2) for name in NOT_IMPORTED[module]]
         return "\n\n".join([f"# {module}", about, *found]) + "\n"
     entries, again, values = {}, [], []
     imported = importlib.import_module(module)

@@ -31,6 +31,7 @@ import ringtrain._core as _core
 # jaxlib looks once, when it is loaded, for the library that carries XLA's own collectives.
 os.environ.setdefault("MPITRAMPOLINE_LIB", _core.__file__)
 
+from ringtrain.errors import missing as _missing
 from ringtrain.jax import distributed as distributed, elastic as elastic, ffi, lowering, primitives, transfers
 from ringtrain.jax.diloco import DiLoCo as DiLoCo
 from ringtrain.jax.exceptions import error_of as error_of, errors as errors
@@ -78,3 +79,6 @@ if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     def __dir__() -> list[str]:
         """Lists the public names, which completion shows."""
         return sorted({*__all__, "distributed", "elastic", *(name for name in globals() if name.startswith("__"))})
+
+    def __getattr__(name: str) -> object:
+        raise _missing(__name__, name, __all__)

@@ -23,7 +23,7 @@ import ringtrain.kvstore as _kvstore  # noqa: F401  a server stays in here, and 
 from ringtrain.mxnet import library as library  # before anything that imports MXNet
 
 # isort: split
-from ringtrain.errors import StepOrderError as StepOrderError
+from ringtrain.errors import StepOrderError as StepOrderError, missing as _missing
 from ringtrain.mxnet.operations import (
     allgather as allgather,
     allreduce as allreduce,
@@ -64,3 +64,6 @@ if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     def __dir__() -> list[str]:
         """Lists the public names, which completion shows."""
         return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+    def __getattr__(name: str) -> object:
+        raise _missing(__name__, name, __all__)

@@ -259,12 +259,25 @@ def by_path(params: Any, caller: str) -> dict[str, Any]:
         if path in arrays:
             raise ValueError(f'{caller}: two parameters have the path "{path}"')
         if not _is_array(array):
-            raise TypeError(
-                f'{caller}: params["{path}"] is {type(array).__name__}, not an array. Put a number into a 0-d array, '
-                "or send the whole object with broadcast_object."
-            )
+            raise _not_an_array(array, path, caller)
         arrays[path] = array
     return arrays
+
+
+def _not_an_array(thing: Any, path: str, caller: str) -> TypeError:
+    kind = type(thing).__name__
+    if hasattr(thing, "param_groups"):
+        remedy = "of an optimizer send the state, by broadcast_optimizer_state(optimizer, root_rank)"
+    elif hasattr(thing, "state_dict"):
+        remedy = f"write {caller}(model.state_dict(), ...)"
+    elif getattr(thing, "__name__", "") in ("state_dict", "parameters", "named_parameters"):
+        remedy = f"call it, as in {caller}(model.{thing.__name__}(), ...)"
+    elif path:
+        remedy = "put a number into a 0-d array, or send the whole object with broadcast_object"
+    else:
+        remedy = "it takes arrays in a dict, list or tuple, such as model.state_dict()"
+    what = f'params["{path}"] is {kind}, not an array' if path else f"this is {kind}, not arrays"
+    return TypeError(f"{caller}: {what}; {remedy}")
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

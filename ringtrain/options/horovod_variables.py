@@ -128,13 +128,13 @@ def is_told_places(environ: Mapping[str, str]) -> bool:
 def variables_of_place(
     place: tuple[int, int], on_host: tuple[int, int], across_hosts: tuple[int, int]
 ) -> dict[str, str]:
-    """Each argument is a rank and a size. The host is as the launcher has called it."""
-    numbers = {"": place, "LOCAL_": on_host, "CROSS_": across_hosts}
-    return {
-        f"HOROVOD_{kind}{name}": str(number)
-        for kind, pair in numbers.items()
-        for name, number in zip(("RANK", "SIZE"), pair, strict=True)
-    }
+    """Returns the variables of horovodrun and of torchrun. Each argument is a rank and a size."""
+    named: dict[str, str] = {}
+    for kind, (own, all_of_them) in {"": place, "LOCAL_": on_host, "CROSS_": across_hosts}.items():
+        named |= {f"HOROVOD_{kind}RANK": str(own), f"HOROVOD_{kind}SIZE": str(all_of_them)}
+        if kind != "CROSS_":
+            named |= {f"{kind}RANK": str(own), f"{kind}WORLD_SIZE": str(all_of_them)}
+    return named
 
 
 def sentences(environ: Mapping[str, str]) -> list[str]:

@@ -40,6 +40,21 @@ _SWITCHES = {
     "stdin": "let rank 0 read what ringrun is given on standard input (default: yes)",
     "tcp": "let MPI and NCCL use nothing but TCP on the network",
 }
+_NO_PLACE = "ringrun needs no place where the ranks meet: leave it out"
+_OF_THE_LAUNCHER = 'words for the launcher itself go into --mpi-args="..."'
+# Flags of torchrun, mpirun and srun, and what a user of ringrun writes instead.
+_OF_OTHER_LAUNCHERS = {
+    **dict.fromkeys(("--nproc-per-node", "--ntasks", "-c", "-ppn"), "say -np N, the number of ranks on all hosts"),
+    **dict.fromkeys(("--nnodes", "--nodes", "-N", "--host", "-host", "-w"), "say the hosts by -H h1:2,h2:2"),
+    **dict.fromkeys(("--machinefile", "-machinefile", "-f"), "say --hostfile FILE"),
+    **dict.fromkeys(("-x", "-env", "-genv", "--export"), "say --env NAME=VALUE, or --env NAME"),
+    **dict.fromkeys(("--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--standalone"), _NO_PLACE),
+    **dict.fromkeys(("--master-addr", "--master-port", "--node-rank"), _NO_PLACE),
+    **dict.fromkeys(("--max-restarts",), "say --min-np N for a job that goes on when ranks die"),
+    **dict.fromkeys(("-m", "--module"), "say python -m MODULE behind the flags"),
+    **dict.fromkeys(("--bind-to", "--cpu-bind", "--map-by"), 'say --bind core or numa, or --binding-args="..."'),
+    **dict.fromkeys(("--mca", "-mca", "--mpi", "--oversubscribe", "--allow-run-as-root"), _OF_THE_LAUNCHER),
+}
 _ON_OFF = {True: "on", False: "off"}
 
 
@@ -50,8 +65,14 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message + self._likely_flag(message))
 
     def _likely_flag(self, message: str) -> str:
-        """Returns "; did you mean --verbose?" if the message is about a flag that is almost one."""
+        """Returns "; did you mean --verbose?" if the message is about a flag that is almost one, or another launcher's.
+
+        Those of others are only told by ringrun, whose flags these are.
+        """
         flag = message.partition("unrecognized arguments: ")[2].partition(" ")[0].partition("=")[0]
+        of_others = _OF_OTHER_LAUNCHERS.get(flag.replace("_", "-"))
+        if of_others and self.prog == "ringrun":
+            return f"; {of_others}"
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
         return f"; did you mean {near[0]}?" if flag.startswith("--") and near else ""
 

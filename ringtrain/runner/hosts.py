@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import ringtrain._core as _core
+from ringtrain.job.host import addresses_of, usual_address
 from ringtrain.job.launched_by import expand_counts, expand_node_list
 
 # `h1`, `h1:2`, `user@h1`, `[fe80::1]:2`, and `fe80::1`, which has no number behind it.
@@ -165,6 +167,32 @@ def is_this_host(name: str) -> bool:
         return False  # the program that connects to it reports the error
     own = {address for _, address in _core.interface_addresses()}
     return any(address in own or ip_address(address.partition("%")[0]).is_loopback for address in found)
+
+
+# Beyond those where ranks meet, and below those that Linux gives to any connection.
+_PORTS_FOR_TORCH = range(30_000, 32_768)
+
+
+def place_for_torch(hosts: Sequence[Host], interfaces: str | None) -> str:
+    """Returns where the store of torch.distributed may listen on the first host, as in `h1:30017`."""
+    first = without_user(hosts[0].name) if len(hosts) > 1 else "127.0.0.1"
+    if len(hosts) > 1 and is_this_host(hosts[0].name) and (interfaces or first in ("localhost", "127.0.0.1", "::1")):
+        first = next(iter(_own_addresses(interfaces)), usual_address())
+    port = next(filter(_is_free, random.sample(_PORTS_FOR_TORCH, 100)), _PORTS_FOR_TORCH[0])
+    return f"{first}:{port}"
+
+
+def _own_addresses(interfaces: str | None) -> list[str]:
+    try:
+        return addresses_of(interfaces or "")
+    except ValueError:  # the ranks report it
+        return []
+
+
+def _is_free(port: int) -> bool:
+    """Whether nothing listens at the port of this host."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) != 0
 
 
 # --- batch systems, whose environment describes an allocation ---------------------------------------------------------

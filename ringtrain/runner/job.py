@@ -15,6 +15,7 @@ from ringtrain.errors import ranges_of
 from ringtrain.job import launched_by
 from ringtrain.record.folders import IN_MEMORY, temporary_folder
 from ringtrain.runner.hosts import Host, UsageError, lines_of_hosts, split_host, split_line, total_slots
+from ringtrain.runner.supervise.rank_wrapper import TORCH_PLACE_VARIABLE
 
 # --- elastic jobs -----------------------------------------------------------------------------------------------------
 
@@ -257,6 +258,8 @@ def environment_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     not_for_ranks = {launched_by.OWNER_VARIABLE}
     if launched_by.Ringrun().read(environ) is not None:
         not_for_ranks.update(launched_by.OF_RINGRUN)
+    if environ.get(TORCH_PLACE_VARIABLE) == f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}":
+        not_for_ranks |= {"MASTER_ADDR", "MASTER_PORT"}  # of the job that this process is a rank of
     environment = {name: value for name, value in environ.items() if name not in not_for_ranks}
     if temporary_folder() == IN_MEMORY:  # launchers and frameworks need a folder that can be written to as well
         environment["TMPDIR"] = IN_MEMORY

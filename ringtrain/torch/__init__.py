@@ -12,7 +12,7 @@ import typing
 
 from ringtrain.engine.handles import Handle as Handle, poll as poll, synchronize as synchronize
 from ringtrain.engine.process_sets import new_group as new_group
-from ringtrain.errors import StepOrderError as StepOrderError
+from ringtrain.errors import StepOrderError as StepOrderError, missing as _missing
 from ringtrain.ops import (
     allgather_async as allgather_async,
     allreduce_ as allreduce_,
@@ -88,3 +88,6 @@ if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     def __dir__() -> list[str]:
         """Lists the public names, which completion shows."""
         return sorted({*__all__, "elastic", *(name for name in globals() if name.startswith("__"))})
+
+    def __getattr__(name: str) -> object:
+        raise _missing(__name__, name, __all__)

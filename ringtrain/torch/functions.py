@@ -20,7 +20,11 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 
 
 def broadcast_parameters(
-    params: Any, root_rank: int = 0, *, prefix: str | None = None, process_set: ProcessSet = global_process_set
+    params: Mapping[str, Any] | Iterable[Any],
+    root_rank: int = 0,
+    *,
+    prefix: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """As `ringtrain.broadcast_parameters`, with the arguments of `horovod.torch.broadcast_parameters`.
 

@@ -93,6 +93,10 @@ class LeftGradients:
             )
         )
 
+    def was_added_to(self, grad: torch.Tensor) -> bool:
+        """Whether a backward pass has just added to what the step before has left there."""
+        return any(left.gradient() is grad and left.version + 1 == grad._version for left in self._left)
+
     def are_gone(self, grads: Sequence[torch.Tensor | None]) -> bool:
         """Whether there were some, and none of them is in its place any more."""
         return bool(self._left) and not any(

@@ -15,6 +15,8 @@ from ringtrain import ops
 from ringtrain.arrays.torch import coalesced
 from ringtrain.errors import MismatchError, StepOrderError
 from ringtrain.failure import warn
+from ringtrain.job import session
+from ringtrain.record.logger import logger
 from ringtrain.torch.gradients import (
     Gradient,
     LeftGradients,
@@ -102,6 +104,7 @@ class GradientHooks:
         self._is_local = False  # in `no_sync`
         self._is_in_backward = False  # or it has failed
         self._left = LeftGradients()
+        self._has_looked_for_zero_grad = False
         self._stale: dict[Gradient, torch.Tensor | None] | None = None  # gradients of the last step, of an idle rank
         self._update_check = UpdateCheck(
             batch.process_set,
@@ -204,6 +207,8 @@ class GradientHooks:
 
     def on_backward(self, gradient: Gradient) -> None:
         """Called when a backward pass has added to a gradient."""
+        if self._left.has_stepped and not self._has_looked_for_zero_grad:
+            self._look_for_zero_grad(gradient)
         self.is_synchronized = self.was_told = self._left.has_stepped = False
         if self._is_local:
             return
@@ -247,6 +252,15 @@ class GradientHooks:
             self._submit(gradient, grad)
         else:
             gradient.see(grad)
+
+    def _look_for_zero_grad(self, gradient: Gradient) -> None:
+        self._has_looked_for_zero_grad = True
+        grad = gradient.parameter.grad
+        if session.rank() == 0 and grad is not None and self._left.was_added_to(grad):
+            logger.info(
+                "backward() has added to the averages of the step before: call optimizer.zero_grad() in every step, "
+                "unless that is meant. This is said once"
+            )
 
     def _watches_all(self) -> bool:
         """Whether there is no parameter that has begun to require a gradient since `watch`, such as in forward()."""

@@ -49,6 +49,9 @@ def check_replicas(params: Any, process_set: ProcessSet = global_process_set) ->
     raise ReplicaError(_describe(path, array, of_ranks[:, differing[0]].tolist(), len(differing), process_set))
 
 
+_OF_BATCH_NORM = ("running_mean", "running_var")
+
+
 class Vote(NamedTuple):
     """By place: the ranks that agree with most others, and those that differ from them.
 
@@ -87,10 +90,16 @@ def _describe(path: str, array: Any, digests: list[int], count: int, process_set
     where = objects.broadcast_object(here, odd[0], process_set=process_set)
     more = f" {count - 1} more parameters differ." if count > 1 else ""
     tie = " As many ranks have one value as another, so nobody knows which is right." if found.is_tie else ""
+    question = "Were all ranks given the same start, and the same updates?"
+    if path.rpartition(".")[2] in _OF_BATCH_NORM:
+        question = (
+            "Each rank has the statistics of its own batches: train with hvd.SyncBatchNorm, or check "
+            "model.named_parameters() alone, and save those of one rank"
+        )
     return (
         f'parameter "{path}" is not the same on all ranks: {list_of_ranks(odd)} '
         f"differ{'s' * (len(odd) == 1)} from {list_of_ranks(right)}; on rank {odd[0]} first at "
-        f"{where}.{more}{tie} Were all ranks given the same start, and the same updates?"
+        f"{where}.{more}{tie} {question}"
     )
 
 

@@ -663,3 +663,55 @@ def test_a_launcher_of_another_mpi_is_refused():
     )
     assert result.returncode != 0
     assert "started 4 ranks" in result.stderr and "ringrun -np 4" in result.stderr
+
+
+@pytest.mark.parametrize("module", ["ringtrain", "ringtrain.torch"])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("all_reduce", "allreduce"), ("get_rank", "rank"), ("init_process_group", "init"), ("barier", "barrier")],
+)
+def test_a_name_of_torch_or_one_that_is_almost_right_gets_a_hint(module, name, meant):
+    face = pytest.importorskip(module)
+    with pytest.raises(
+        AttributeError, match=rf"^module '{module}' has no attribute '{name}'; did you mean '{meant}'\?$"
+    ):
+        getattr(face, name)
+    with pytest.raises(AttributeError, match=r"^module '[a-z.]+' has no attribute 'horse'$"):
+        face.horse  # noqa: B018
+
+
+def test_public_errors_are_called_as_users_import_them():
+    errors = [error for name in hvd.__all__ if inspect.isclass(error := getattr(hvd, name)) and "Error" in name]
+    assert len(errors) > 10
+    assert {error.__module__ for error in errors} == {"ringtrain"}
+
+
+class Model:
+    def state_dict(self):
+        """As of a torch.nn.Module."""
+
+    def parameters(self):
+        """As of a torch.nn.Module."""
+
+
+class Optimizer(Model):
+    param_groups = ()
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (Model(), r"this is Model, not arrays; write broadcast_parameters\(model.state_dict\(\), ...\)"),
+        (Model().parameters, r"this is method, not arrays; call it, as in broadcast_parameters\(model.parameters\(\)"),
+        (
+            Optimizer(),
+            r"this is Optimizer, not arrays; of an optimizer send the state, by broadcast_optimizer_state\(optimizer",
+        ),
+        (None, r"this is NoneType, not arrays; it takes arrays in a dict, list or tuple"),
+        ({"a": [1.0]}, r'params\["a.0"\] is float, not an array; put a number into a 0-d array'),
+    ],
+    ids=["model", "method", "optimizer", "None", "number"],
+)
+def test_a_thing_without_parameters_is_refused_with_a_remedy(params, message):
+    with pytest.raises(TypeError, match=f"^broadcast_parameters: {message}"):
+        hvd.broadcast_parameters(params)

@@ -145,21 +145,44 @@ OMPI = dict(
     ids=["one rank", "hosts of mpirun", "mpirun alone", "PMI", "Slurm", "other places"],
 )
 def test_a_rank_gets_the_variables_of_horovodrun_from_those_of_its_launcher(environ, expected):
-    variables = rank_wrapper.variables_of_horovod(environ)
-    assert variables == {**place(*expected), "HOROVOD_HOSTNAME": socket.gethostname()}
+    variables = rank_wrapper.variables_of_libraries(environ)
+    of_horovod = {name: value for name, value in variables.items() if name.startswith("HOROVOD_")}
+    assert of_horovod == {**place(*expected), "HOROVOD_HOSTNAME": socket.gethostname()}
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert [int(variables[name]) for name in names] == [*expected[:4]]
+
+
+TORCH = {"RINGRUN_TORCH_PLACE": "fe80::1:30017", "RINGRUN_RANKS_OF_HOSTS": "2,2,1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (TORCH, ("1", "fe80::1", "30017")),
+        (TORCH | {"MASTER_ADDR": "h9", "MASTER_PORT": "7"}, ("1", None, None)),  # the user's own stay
+        (TORCH | {"RINGRUN_RANKS_OF_HOSTS": "5"}, ("1", None, None)),  # on hosts that ringrun does not know
+    ],
+    ids=["hosts of ringrun", "of the user", "other hosts"],
+)
+def test_a_rank_gets_the_place_of_torch_where_ringrun_knows_the_hosts(environ, expected):
+    variables = rank_wrapper.variables_of_libraries(OMPI | environ)
+    assert tuple(variables.get(name) for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")) == expected
 
 
 def test_a_process_without_a_rank_gets_none():
-    assert rank_wrapper.variables_of_horovod({}) == {}
-    assert rank_wrapper.variables_of_horovod({"RINGRUN_PROCESS": "0", "DMLC_ROLE": "worker"}) == {}
+    assert rank_wrapper.variables_of_libraries({}) == {}
+    assert rank_wrapper.variables_of_libraries({"RINGRUN_PROCESS": "0", "DMLC_ROLE": "worker"}) == {}
 
 
 PRINTS_ITS_PLACE = """
 import json, os
-own = [{name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}]
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+def own_place():
+    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_") or name in NAMES}
+own = [own_place()]
 import ringtrain as hvd
 hvd.init()
-own.append({name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")})
+own.append(own_place())
 print(json.dumps(own), flush=True)
 """
 
@@ -170,12 +193,13 @@ print(json.dumps(own), flush=True)
     [["--network", "sockets"], ["--network", "mpi"], ["--min-np", "2", "-H", "localhost:2"]],
     ids=["sockets", "mpi", "elastic"],
 )
-def test_ringrun_tells_each_rank_its_place_as_horovodrun_does(words):
+def test_ringrun_tells_each_rank_its_place_as_horovodrun_and_torchrun_do(words):
     done = ringrun("-np", "2", "--no-prefix-output", *words, "python", "-c", PRINTS_ITS_PLACE)
     assert done.returncode == 0 and "has no effect" not in done.stderr, done.stderr
     found = sorted(map(json.loads, done.stdout.splitlines()), key=lambda pair: pair[1]["HOROVOD_RANK"])
     for rank, (before, after) in enumerate(found):
-        assert after == {**place(rank, 2, rank, 2, 0, 1), "HOROVOD_HOSTNAME": socket.gethostname()}
+        of_torch = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        assert after == {**place(rank, 2, rank, 2, 0, 1), **of_torch, "HOROVOD_HOSTNAME": socket.gethostname()}
         assert before.keys() == after.keys()
         assert before == after or "--min-np" in words  # where init() decides
     assert len(found) == 2

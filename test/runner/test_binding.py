@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness.ringrun_job import TIMEOUT_S, needs_mpi, on_each_network, ringrun
 
-from ringtrain.runner.supervise.binding import cpus_of
+from ringtrain.runner.supervise.binding import cpus_of, threads
 
 
 @pytest.fixture
@@ -77,3 +77,10 @@ def test_rank_0_reads_nothing_with_no_stdin() -> None:
     command = [sys.executable, "-m", "ringtrain.run", *words]
     done = subprocess.run(command, input="text", capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert done.stdout == "''\n''\n"
+
+
+def test_ranks_of_a_host_share_its_processors_among_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    found = [threads({"HOROVOD_LOCAL_SIZE": str(ranks)}) for ranks in (1, 2, 3, 16)]
+    assert [those.get("OMP_NUM_THREADS") for those in found] == [None, "4", "2", "1"]
+    assert threads({"HOROVOD_LOCAL_SIZE": "2", "OMP_NUM_THREADS": "7"}) == {}  # the user's own stays

@@ -128,6 +128,11 @@ def test_an_option_flag_sets_its_variable_and_keeps_the_text() -> None:
         (["--shared-memory", "maybe", "x"], "maybe"),
         (["--launcher", "carrier-pigeon", "x"], "carrier-pigeon"),
         (["--no-such-flag", "x"], "--no-such-flag"),
+        (["--nproc-per-node=2", "x"], "arguments: --nproc-per-node=2; say -np N, the number of ranks on all hosts$"),
+        (["--nproc_per_node", "2", "x"], "say -np N"),
+        (["-np", "2", "-x", "NAME", "x"], "arguments: -x; say --env NAME=VALUE, or --env NAME$"),
+        (["--rdzv-endpoint=h1:29500", "x"], "ringrun needs no place where the ranks meet: leave it out$"),
+        (["--mca", "btl", "tcp", "x"], "words for the launcher itself go into --mpi-args"),
     ],
 )
 def test_a_bad_flag_is_refused_by_name(words: list[str], message: str) -> None:

@@ -161,6 +161,27 @@ pathlib.Path(sys.argv[1], os.environ["HOSTNAME"]).write_text(json.dumps(dict(os.
     assert "CUDA_VISIBLE_DEVICES" not in ranks[1] and "SLURM_PROCID" not in ranks[1]
 
 
+FOR_TORCHRUN = """
+import os, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+print(int(ones.item()), dist.get_rank(), os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"])
+dist.destroy_process_group()
+"""
+
+
+@needs_mpi
+@on_each_network
+def test_a_script_for_torchrun_meets_on_the_host_of_rank_0(four_hosts: SimulatedHosts) -> None:
+    pytest.importorskip("torch")
+    second, first = four_hosts.names[:2]  # where ringrun does not run
+    with start(four_hosts, "-H", f"{first}:2,{second}", "python", "-c", FOR_TORCHRUN) as process:
+        printed, errors = process.communicate(timeout=TIMEOUT_S)
+    assert sorted(printed.splitlines()) == [f"[{rank}] 3 {rank} {rank % 2} {first}" for rank in range(3)], errors
+
+
 @pytest.fixture
 def second_link(four_hosts: SimulatedHosts) -> Iterator[None]:
     """A link eth1 between the first two hosts, beside that of all hosts."""

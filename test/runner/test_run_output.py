@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -430,3 +431,55 @@ time.sleep(20)
 def test_a_command_that_is_not_there_is_told() -> None:
     result = ringrun("-np", "2", "no-such-program")
     assert result.returncode == 127 and "no-such-program cannot be started: No such file" in result.stderr
+
+
+RAISES = """
+import numpy as np
+import ringtrain as hvd
+hvd.init()
+if hvd.rank() == 1:
+    hvd.allreduce(np.ones(3), op=hvd.Sum, name="x", process_set=7)
+hvd.allreduce(np.ones(3), name="x")
+"""
+
+
+@needs_mpi
+@on_each_network
+@pytest.mark.parametrize("shows_all", [False, True])
+def test_one_exception_is_shown_without_frames_of_ringtrain_and_the_other_ranks_say_a_line(
+    shows_all: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RAISES)
+    more = {"RINGTRAIN_FULL_TRACEBACK": "1"} if shows_all else {}
+    done = ringrun("-np", "3", "python", str(script), **more)
+    assert done.returncode == 1
+    printed, report = done.stderr.split("ringrun: the first to fail was rank 1")
+    lines = [line for line in printed.splitlines() if " the last operations of rank " not in line]
+    if shows_all:
+        assert "/ringtrain/ops/" in printed and len(lines) > 20
+        return
+    assert "/ringtrain/" not in printed + report
+    of_ranks = [[line[4:] for line in lines if line.startswith(f"[{rank}] ")] for rank in range(3)]
+    assert len(lines) == sum(map(len, of_ranks))
+    assert of_ranks[1][0] == "Traceback (most recent call last):" and "process_set" in of_ranks[1][-1]
+    assert [line for line in of_ranks[1] if line.startswith("  File")] == [f'  File "{script}", line 6, in <module>']
+    for rank in (0, 2):
+        (line,) = of_ranks[rank]
+        assert re.fullmatch(
+            rf"ringtrain.RemoteError: rank 1 \(host .+, pid \d+\) raised (TypeError|ValueError): .+ "
+            rf"\(this rank was at {script}:7\)",
+            line,
+        ), line
+    assert "; ranks 0, 2 failed after it" in report and "process_set" in report
+
+
+def test_the_line_of_a_rank_that_failed_after_another_is_all_that_is_shown_of_it() -> None:
+    log = FailureLog()
+    words = b"a note\nringtrain.ShutDownError: rank 1 exited early (this rank was at train.py:7)\nringtrain: a note\n"
+    log.add(Started(0, "h1", 42))
+    log.add(Written(0, True, words))
+    log.add(Ended(0, 1, 0.0, True))  # was told to end, but after these words
+    (failure,) = log.failures()
+    assert failure.is_consequence
+    assert failure.last_lines == ["ringtrain.ShutDownError: rank 1 exited early (this rank was at train.py:7)"]

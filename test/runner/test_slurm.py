@@ -189,6 +189,27 @@ def test_a_batch_job_is_written_and_submitted(
     assert (code, found_in(out.read_text())) == (0, lines_of_where(cluster)), output + out.read_text()
 
 
+@pytest.mark.slow
+def test_the_batch_script_of_the_page_runs_and_shares_out_the_processors(
+    cluster: SlurmCluster, process_manager: str
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text()
+    (text,) = re.findall(r"^```sh\n(#!/bin/bash\n#SBATCH --job-name=train .*?)^```", page, re.DOTALL | re.MULTILINE)
+    folder = cluster.folder / "page"
+    folder.mkdir()
+    (folder / "train.py").write_text(WHERE + "print('threads', os.environ['OMP_NUM_THREADS'])")
+    for asked, here in (("--ntasks-per-node=4", "--ntasks-per-node=2"), ("--cpus-per-task=4", "--cpus-per-task=2")):
+        assert asked in text
+        text = text.replace(asked, here)  # each of these hosts has four processors
+    (folder / "train.sh").write_text(text.replace("source .venv/bin/activate\n", ""))
+    code, output = run(cluster, "sbatch", "--wait", f"--chdir={folder}", str(folder / "train.sh"))
+    (printed,) = (path.read_text() for path in folder.glob("train-*.out"))
+    hosts = [cluster.names[rank // 2] for rank in range(4)]
+    assert (code, found_in(printed)) == (0, [f"rank {rank} of 4 on {host} 4.0" for rank, host in enumerate(hosts)])
+    threads = os.cpu_count() or 1  # as many as the machine of these hosts has
+    assert printed.count(f"threads {max(threads // 2, 1)}\n") == 4, output + printed
+
+
 def test_a_batch_job_inside_a_batch_job_is_refused(cluster: SlurmCluster) -> None:
     code, output = run(cluster, "salloc", *FOUR, "ringrun", "--launcher", "slurm", "-np", "2", "python", "-c", WHERE)
     assert code == 2 and "--launcher slurm submits a batch job, but this is one already" in output

@@ -1,4 +1,4 @@
-"""Binds a rank to its share of the processors of its host, by its local rank.
+"""Binds a rank to its share of the processors of its host, by its local rank, and limits its threads to that share.
 
 Scripts that do not import ringtrain load this file by its path, so it needs nothing but Python itself.
 """
@@ -30,6 +30,18 @@ def bind(environ: Mapping[str, str]) -> None:
     local_rank, local_size = (int(text or 0) for text in place)
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus_of(kind, local_rank, local_size, allowed, _SYSTEM))
+
+
+def threads(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variable that gives libraries of this process its share of the processors, unless the user set it.
+
+    Without it each of several ranks starts as many threads as there are processors, and they take turns. Called before
+    `bind`, so that the processors are those of all ranks of this host.
+    """
+    local_size = int(environ.get("HOROVOD_LOCAL_SIZE") or 1)
+    if local_size == 1 or "OMP_NUM_THREADS" in environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(len(os.sched_getaffinity(0)) // local_size, 1))}
 
 
 def cpus_of(kind: str, local_rank: int, local_size: int, allowed: set[int], system: str) -> set[int]:

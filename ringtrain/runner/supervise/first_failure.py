@@ -102,7 +102,7 @@ class FailureLog:
             rank.host = event.host
         elif isinstance(event, Ended):
             rank.ended, rank.ended_at = event, now - event.age_s
-        elif event.is_error and _TRACEBACK in rank.last_lines.add(event.data):
+        elif event.is_error and any(_begins_words_of_an_end(line) for line in rank.last_lines.add(event.data)):
             rank.traceback_at = now
 
     def failures(self) -> list[Failure]:
@@ -185,15 +185,22 @@ def _code(rank: _Rank) -> int:
     return 1
 
 
+def _begins_words_of_an_end(line: str) -> bool:
+    """Whether a rank begins to say why it ends; of the failure of another rank it says no more than this line."""
+    return line == _TRACEBACK or line.startswith(_CONSEQUENCES)
+
+
 def _last_traceback(lines: list[str]) -> list[str]:
     starts = [index for index, line in enumerate(lines) if line == _TRACEBACK]
+    if not starts:
+        starts = [index for index, line in enumerate(lines) if line.startswith(_CONSEQUENCES)]
     return [line for line in lines[starts[-1] :] if not line.startswith(_NOTE)] if starts else []
 
 
 def _is_torn(lines: list[str]) -> bool:
     """Whether the last traceback, if there is one, has no line for its exception."""
     traceback = _last_traceback(lines)
-    return bool(traceback) and all(line.startswith(" ") for line in traceback[1:])
+    return bool(traceback) and traceback[0] == _TRACEBACK and all(line.startswith(" ") for line in traceback[1:])
 
 
 def _tail(lines: list[str]) -> list[str]:

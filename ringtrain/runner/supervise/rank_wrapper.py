@@ -49,6 +49,9 @@ PROCESS_VARIABLE = "RINGRUN_PROCESS"
 # In the environment: how many ranks each host has, such as "2,2", where the ranks fill the hosts in this order.
 RANKS_OF_HOSTS_VARIABLE = "RINGRUN_RANKS_OF_HOSTS"
 
+# In the environment: a host and a free port where torch.distributed may listen on rank 0, as in "h1:30017".
+TORCH_PLACE_VARIABLE = "RINGRUN_TORCH_PLACE"
+
 # In the environment where no rank reads standard input. Open MPI itself would give rank 0 one that never ends.
 NO_STDIN_VARIABLE = "RINGRUN_NO_STDIN"
 
@@ -262,8 +265,9 @@ class Wrapper:
             for number in (*self._handled, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            os.environ.update(variables_of_horovod(os.environ))
+            os.environ.update(variables_of_libraries(os.environ))
             os.environ.update(variable_of_jaxlib(os.environ))
+            os.environ.update(binding.threads(os.environ))
             binding.bind(os.environ)
             if NO_STDIN_VARIABLE in os.environ:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -331,8 +335,8 @@ def speaker() -> str:
     return os.environ.get(SPEAKER_VARIABLE, "ringrun")
 
 
-def variables_of_horovod(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns what horovodrun tells a rank, for libraries that detect a job by it.
+def variables_of_libraries(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns what horovodrun and torchrun tell a rank, for libraries that detect a job by it.
 
     The agent of an elastic job gives its processes all but the name of the host.
     """
@@ -345,7 +349,8 @@ def variables_of_horovod(environ: Mapping[str, str]) -> dict[str, str]:
     rank, size, *of_host = place
     hosts = [int(ranks) for ranks in environ.get(RANKS_OF_HOSTS_VARIABLE, str(size)).split(",")]
     host, local_rank, local_size = _place_on_hosts(rank, hosts)
-    if of_host and of_host != [local_rank, local_size][: len(of_host)]:
+    fills_hosts = not of_host or of_host == [local_rank, local_size][: len(of_host)]
+    if not fills_hosts:
         # the launcher has not filled the hosts one after another, or knows hosts that ringrun does not
         local_rank, local_size = of_host[0], of_host[-1] if len(of_host) == 2 else 1
         host, hosts = rank // local_size, [local_size] * -(-size // local_size)
@@ -353,6 +358,12 @@ def variables_of_horovod(environ: Mapping[str, str]) -> dict[str, str]:
     numbers = {"": (rank, size), "LOCAL_": (local_rank, local_size), "CROSS_": (cross_rank, cross_size)}
     for kind, (own, all_of_them) in numbers.items():
         named |= {f"HOROVOD_{kind}RANK": str(own), f"HOROVOD_{kind}SIZE": str(all_of_them)}
+        if kind != "CROSS_":
+            named |= {f"{kind}RANK": str(own), f"{kind}WORLD_SIZE": str(all_of_them)}
+    named["GROUP_RANK"] = str(host)
+    torch_place = environ.get(TORCH_PLACE_VARIABLE, "") if fills_hosts else ""
+    if torch_place and not (environ.get("MASTER_ADDR") or environ.get("MASTER_PORT")):
+        named["MASTER_ADDR"], _, named["MASTER_PORT"] = torch_place.rpartition(":")
     return named
 
 

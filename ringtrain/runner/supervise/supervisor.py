@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ringtrain.errors import list_of_ranks
+from ringtrain.runner.hosts import place_for_torch
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import Launcher
 from ringtrain.runner.supervise import guard, process_tree, rank_wrapper, wrap
@@ -276,6 +277,7 @@ class Supervisor:
             environment[rank_wrapper.NO_STDIN_VARIABLE] = "1"
         if job.elastic is None and job.roles is None:
             environment[rank_wrapper.RANKS_OF_HOSTS_VARIABLE] = ",".join(map(str, job.ranks_of_hosts))
+            environment[rank_wrapper.TORCH_PLACE_VARIABLE] = place_for_torch(job.hosts, job.network_interfaces)
         makes_wrappers = launcher.makes_wrappers
         command = job.command if makes_wrappers else command_of_wrappers(job.command)
         self._job = job._replace(command=command, environment=environment, has_wrappers=makes_wrappers)

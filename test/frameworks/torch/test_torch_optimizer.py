@@ -684,6 +684,36 @@ def test_the_first_step_says_once_what_is_wrong_and_how_to_mend_it(wrong):
     )
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("zeroed_by", ["optimizer", "model", "filling", None])
+def test_a_forgotten_zero_grad_is_said_once(zeroed_by):
+    model = new_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+    zero = {
+        "optimizer": optimizer.zero_grad,
+        "model": model.zero_grad,
+        "filling": lambda: [parameter.grad.zero_() for parameter in model.parameters() if parameter.grad is not None],
+        None: lambda: None,
+    }[zeroed_by]
+    with messages() as said:
+        for inputs, labels in [map(shard, batch) for batch in batches()][:3]:
+            zero()
+            loss_of(model, inputs, labels).backward()
+            optimizer.step()
+    found = [one for one in said if "call optimizer.zero_grad() in every step" in one]
+    assert len(found) == (zeroed_by is None and hvd.rank() == 0), said
+
+
+@pytest.mark.ranks(2)
+def test_statistics_of_a_batch_norm_that_differ_are_said_to_be_each_ranks_own():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    model(torch.full((4, 2), float(hvd.rank())))
+    with pytest.raises(hvd.ReplicaError, match=r'parameter "1.running_mean" is not .* hvd.SyncBatchNorm, or check'):
+        hvd.check_replicas(model.state_dict())
+    hvd.check_replicas(dict(model.named_parameters()))
+
+
 @pytest.mark.ranks(2, isolated=True)  # threads that other tests have left may end the deadlock, so it would be a stall
 def test_the_first_step_says_that_ranks_train_other_parameters():
     hvd.init()

@@ -1056,3 +1056,23 @@ def test_a_rank_that_leaves_after_the_groups_were_made_waits_until_the_others_ha
     ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "3", sys.executable]
     output = run(ringrun, script, end, late_s)
     assert "rank 0 is done" in output and "rank 1 is done" in output, output
+
+
+_FOR_TORCHRUN = """
+import sys, torch
+import torch.distributed as dist
+
+dist.init_process_group(sys.argv[1])
+ones = torch.ones(1)
+dist.all_reduce(ones)
+print(f"rank {dist.get_rank()} has {ones.item()}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("backend", ["ringtrain", "gloo"])
+def test_a_script_for_torchrun_runs_under_ringrun_as_it_is(backend, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(_FOR_TORCHRUN)
+    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", sys.executable]
+    assert sorted(run(ringrun, script, backend).splitlines()) == ["rank 0 has 2.0", "rank 1 has 2.0"]
