@@ -335,10 +335,16 @@ def _leave_out_own_frames(error: BaseException) -> None:
 
 
 def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Leaves out the frames of ringtrain, and those of libraries that it calls."""
+    shown, is_inside = [], False
+    for one in _entries(frames):
+        is_own = one.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER)
+        is_inside = is_own or (is_inside and not is_of_script(one.tb_frame))
+        if not is_inside:
+            shown.append(one)
     kept: TracebackType | None = None
-    for one in reversed(_entries(frames)):
-        if not one.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
-            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    for one in reversed(shown):
+        kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return kept
 
 

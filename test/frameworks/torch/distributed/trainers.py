@@ -5,6 +5,8 @@ Each prints losses, which have to be the same with gloo and with ringtrain, and 
 
 import hashlib
 import os
+import pathlib
+import re
 import sys
 
 import torch
@@ -165,8 +167,79 @@ def tensor_parallel():
     tell([*losses[::2], written[0].tolist(), hashlib.sha256(logits.tobytes()).hexdigest()])
 
 
+def page(number):
+    """Returns code about preemption of docs/launching.md: block 0 is for Lightning, 1 for Accelerate."""
+    text = (pathlib.Path(__file__).parents[4] / "docs" / "launching.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text[text.index("In **Lightning**") :], re.DOTALL | re.MULTILINE)
+    return blocks[number]
+
+
+def lightning_preempted():
+    """Started by ringrun, until it is told to end; started again, for three steps from the checkpoint on."""
+    import lightning as L
+    from lightning.pytorch.strategies import DDPStrategy
+
+    import ringtrain as hvd
+
+    class Model(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = make_model()
+
+        def training_step(self, batch, batch_idx):
+            print(f"step {self.global_step}", flush=True)
+            x, y = batch
+            return nn.functional.cross_entropy(self.model(x), y)
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+    names = {"lightning": L, "hvd": hvd}
+    exec(page(0), names)
+    checkpoint = pathlib.Path("preempted.ckpt")
+    done = torch.load(checkpoint, weights_only=False)["global_step"] if checkpoint.exists() else None
+    trainer = L.Trainer(
+        max_steps=-1 if done is None else done + 3,
+        accelerator="cpu",
+        devices=2,
+        strategy=DDPStrategy(process_group_backend="ringtrain"),
+        callbacks=[names["SaveWhenPreempted"]()],
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+    )
+    data = DataLoader(samples(4096), batch_size=8)
+    trainer.fit(Model(), data, ckpt_path=None if done is None else checkpoint)
+
+
+def accelerate_preempted():
+    """The same."""
+    from accelerate import Accelerator
+
+    import ringtrain as hvd
+
+    accelerator = Accelerator(cpu=True)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer, data = accelerator.prepare(model, optimizer, DataLoader(samples(), batch_size=8))
+    first, steps = 0, 1_000_000
+    if os.path.exists("preempted"):
+        accelerator.load_state("preempted")
+        first = int(next(iter(optimizer.state.values()))["step"])
+        steps = first + 3
+    batch = next(iter(data))
+    for step in range(first, steps):
+        print(f"step {step}", flush=True)
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.cross_entropy(model(batch[0]), batch[1]))
+        optimizer.step()
+        exec(page(1), {"accelerator": accelerator, "hvd": hvd})
+
+
 if __name__ == "__main__":
-    scripts = {"lightning": lightning, "accelerate": accelerate, "trainer": trainer, "tensor_parallel": tensor_parallel}
+    scripts = {"lightning": lightning, "lightning_preempted": lightning_preempted}
+    scripts |= {"accelerate": accelerate, "accelerate_preempted": accelerate_preempted}
+    scripts |= {"trainer": trainer, "tensor_parallel": tensor_parallel}
     scripts[sys.argv[1]]()
     if dist.is_initialized():
         dist.destroy_process_group()
