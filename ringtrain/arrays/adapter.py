@@ -135,11 +135,19 @@ def _find_adapter(array: Any) -> Adapter:
         if adapter.accepts(array):
             _adapters[type(array)] = adapter
             return adapter
-    is_lent = " Pass numpy.from_dlpack(array), which shares its memory." if hasattr(array, "__dlpack__") else ""
+    remedy = ""
+    if hasattr(array, "__dlpack__"):
+        remedy = " Pass numpy.from_dlpack(array), which shares its memory."
+    elif isinstance(array, list | tuple):
+        remedy = " A list of arrays is for grouped_allreduce and its like, one of numbers for numpy.array(...)."
+    elif array is None or isinstance(array, str | bytes | dict):
+        remedy = " Send other objects by broadcast_object or allgather_object."
+    kind = type(array).__qualname__
+    kind = kind if type(array).__module__ == "builtins" else f"{type(array).__module__}.{kind}"
     raise TypeError(
-        f"ringtrain cannot send a {type(array).__module__}.{type(array).__qualname__}; "
+        f"ringtrain cannot send a {kind}; "
         f"it takes arrays of {', '.join(['numpy', *_libraries()])}, what else is on a CUDA device and knows DLPack or "
-        f"__cuda_array_interface__, and numbers.{is_lent}"
+        f"__cuda_array_interface__, and numbers.{remedy}"
     )
 
 

@@ -199,13 +199,13 @@ BAD_ARGUMENTS = {
     "dates": (lambda: hvd.broadcast(np.zeros(2, "M8[s]"), 0), TypeError, r"send array.view\(numpy.int64\)"),
     "a masked array": (lambda: hvd.allreduce(np.ma.ones(2)), TypeError, r"send array.filled\(value\), or"),
     "a masked array in place": (lambda: hvd.allreduce_(np.ma.ones(2)), TypeError, "its mask would be lost"),
-    "a string": (lambda: hvd.allreduce("text"), TypeError, "cannot send a builtins.str"),
+    "a string": (lambda: hvd.allreduce("text"), TypeError, "cannot send a str"),
     "an array that lends host memory": (
         lambda: hvd.allreduce(Lent()),
         TypeError,
         r"cannot send a .*\.Lent; .* and numbers. Pass numpy.from_dlpack\(array\), which shares its memory.",
     ),
-    "a list": (lambda: hvd.allreduce([1, 2]), TypeError, "cannot send a builtins.list"),
+    "a list": (lambda: hvd.allreduce([1, 2]), TypeError, "cannot send a list"),
     "in place on a number": (lambda: hvd.allreduce_(1.0), TypeError, "needs a NumPy array"),
     "average of bool": (lambda: hvd.allreduce(np.ones(2, bool)), ValueError, "Average is for numbers, not for bool"),
     "op and average": (lambda: hvd.allreduce(ONES, average=True, op=hvd.Sum), ValueError, "not both"),
@@ -715,3 +715,19 @@ class Optimizer(Model):
 def test_a_thing_without_parameters_is_refused_with_a_remedy(params, message):
     with pytest.raises(TypeError, match=f"^broadcast_parameters: {message}"):
         hvd.broadcast_parameters(params)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("thing", "remedy"),
+    [
+        ([ONES], "grouped_allreduce"),
+        (("a", 1), "grouped_allreduce"),
+        ({"a": ONES}, "broadcast_object"),
+        ("x", "object"),
+    ],
+    ids=["list", "tuple", "dict", "str"],
+)
+def test_an_object_in_the_place_of_an_array_is_refused_with_a_remedy(thing, remedy):
+    with pytest.raises(TypeError, match=rf"^ringtrain cannot send a {type(thing).__name__}; .*{remedy}"):
+        hvd.allreduce(thing)

@@ -39,7 +39,7 @@ MISTAKES = [
     (lambda kv: kv.init(["b", 3], [ones(), ones()]), TypeError, "init: mixed key types"),
     (lambda kv: kv.init(1.5, ones()), TypeError, "init: a key is an int or a str, not float 1.5"),
     (lambda kv: kv.init(True, ones()), TypeError, "init: a key is an int or a str, not bool True"),
-    (lambda kv: kv.init("b", "text"), TypeError, "cannot send a builtins.str"),
+    (lambda kv: kv.init("b", "text"), TypeError, "cannot send a str"),
     (lambda kv: kv.init("b", np.array(["x"])), TypeError, "cannot send dtype"),
     (lambda kv: kv.push("b", ones()), KeyError, "push: key 'b' has no value; give it one with init or broadcast"),
     (lambda kv: kv.push(3, ones()), TypeError, "push: mixed key types"),
