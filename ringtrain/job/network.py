@@ -81,7 +81,9 @@ def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Network
     if launch is None and not mpi.is_communicator(comm) and workers() > 1:
         return NetworkChoice("sockets", "DMLC_* variables make this process a worker of a job with servers")
     if launch is None and comm is None and "mpi4py.MPI" not in sys.modules:
-        return NetworkChoice("none", "a job of one rank, since no launcher such as ringrun or mpirun has started this process")
+        return NetworkChoice(
+            "none", "a job of one rank, since no launcher such as ringrun or mpirun has started this process"
+        )
     if wanted != "auto":
         return NetworkChoice(wanted, f"network={wanted}")
     if mpi.is_communicator(comm):

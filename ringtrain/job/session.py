@@ -140,6 +140,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         raise
     _world, _asked = world, asked
     set_world(world.rank, len(world.names), world.communicator, comm if mpi.is_communicator(comm) else None)
+    metrics.begin()
     _correct_horovods_variables()
     _record_flights(world, settings)
     seat = elastic_client.seat()
@@ -288,6 +289,7 @@ def shutdown() -> None:
     """
     global _world, _asked
     if _core.is_initialized():
+        metrics.tell_ringrun()
         lifecycle.end_all()
     metrics.stop_serving()
     flight_recorder.stop()

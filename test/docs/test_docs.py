@@ -162,7 +162,7 @@ SOUGHT = (
 
 
 def test_a_search_finds_what_newcomers_look_for() -> None:
-    """In the words into which the site cuts its pages: a search knows no other part of them."""
+    """In the words into which the site cuts its pages, by which alone a search finds them."""
     (separator,) = re.findall(r"- search: \{separator: '(.+)'\}", (ROOT / "mkdocs.yml").read_text())
     text = "".join(page.read_text().lower() for page in (ROOT / "docs").glob("*.md"))
     cut = f" {' '.join(re.split(separator, text))} "

@@ -21,6 +21,7 @@ from ringtrain.runner.supervise.first_failure import FailureLog, report, spoken
 from ringtrain.runner.supervise.frames import Ended, FrameReader, LauncherSaid, Started, Written
 from ringtrain.runner.supervise.output import LastLines, Output, RankFiles, Screen
 from ringtrain.runner.supervise.rank_wrapper import Sender
+from ringtrain.runner.supervise.slowest import in_words_of_slowest
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: bad\n'
 
@@ -483,3 +484,58 @@ def test_the_line_of_a_rank_that_failed_after_another_is_all_that_is_shown_of_it
     (failure,) = log.failures()
     assert failure.is_consequence
     assert failure.last_lines == ["ringtrain.ShutDownError: rank 1 exited early (this rank was at train.py:7)"]
+
+
+# --- the slowest rank -------------------------------------------------------------------------------------------------
+
+SLOW = """
+import time
+import numpy as np
+import ringtrain as hvd
+hvd.init()
+for _ in range(20):
+    time.sleep(0.03 * (hvd.rank() == 1))
+    hvd.allreduce(np.ones(3), name="gradient")
+"""
+RUNS_AT_ONCE = """
+import sys
+from ringtrain.runner import command
+from ringtrain.runner.supervise import slowest
+slowest._LEAST_S = 0.1
+sys.exit(command.main(sys.argv[1:]))
+"""
+
+
+@needs_mpi
+@on_each_network
+def test_a_rank_that_the_others_wait_for_is_named_at_the_end() -> None:
+    words = ["-np", "3", sys.executable, "-c", SLOW]
+    done = subprocess.run(
+        [sys.executable, "-c", RUNS_AT_ONCE, *words],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ringrun: the others waited for rank 1 in \d+ of \d+ operations, ", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_said"),
+    [
+        ({}, True),
+        ({1: [40, 100, 1.0, 20.0]}, False),  # other ranks were last, too
+        ({1: [90, 100, 8.5, 20.0]}, False),  # and did not cost much
+        ({1: [9, 10, 0.1, 2.0], 0: [0, 10, 1.0, 2.0], 2: [0, 10, 1.0, 2.0]}, False),  # in a short job
+        ({2: None}, False),  # a rank has told nothing
+    ],
+    ids=["slow", "in turns", "cheap", "short", "untold"],
+)
+def test_a_slow_rank_is_named_where_it_costs_a_tenth(changed: dict[int, list[float] | None], is_said: bool) -> None:
+    counts = {0: [1, 100, 10.0, 20.0], 1: [90, 100, 1.0, 20.0], 2: [2, 100, 9.0, 20.0], **changed}
+    told = {rank: those for rank, those in counts.items() if those is not None}
+    said = in_words_of_slowest(told, num_proc=3)
+    assert (
+        said.startswith("the others waited for rank 1 in 90 of 100 operations, 8 s of 20 s: ") if is_said else not said
+    )

@@ -2,6 +2,7 @@
 
 supervisor       starts the launcher, follows what happens, and ends the job
 guard            the parent of the launcher, which leaves nothing of the job on this host
+slowest          the rank that the others have waited for
 rank_wrapper     the parent of each rank; wrap: the script of it; frames: what it sends
 binding          the processors of a rank
 process_tree     signals that these inherit, and the processes that they leave

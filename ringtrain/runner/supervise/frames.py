@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ringtrain.runner.supervise.rank_wrapper import ENDED, RECORD, STARTED, STDERR, STDOUT, TOLD
+from ringtrain.runner.supervise.rank_wrapper import COUNTED, ENDED, RECORD, STARTED, STDERR, STDOUT, TOLD
 
-_FRAME = re.compile(rb"(\d+)([stoexOEr])(.*)", re.DOTALL)
+_FRAME = re.compile(rb"(\d+)([stoexnOEr])(.*)", re.DOTALL)
 
 
 class Written(NamedTuple):
@@ -47,6 +47,13 @@ class Ended(NamedTuple):
     was_told: bool
 
 
+class Counted(NamedTuple):
+    """The numbers of a rank that has left the job, as `metrics.tell_ringrun` writes them."""
+
+    rank: int
+    counts: list[float]
+
+
 class Reported(NamedTuple):
     """Not from a rank, but from the starter of an elastic job."""
 
@@ -59,7 +66,7 @@ class LauncherSaid(NamedTuple):
     data: bytes
 
 
-Event = Written | Started | Told | Ended | Reported | LauncherSaid
+Event = Written | Started | Told | Ended | Counted | Reported | LauncherSaid
 _REPORT = "r"
 
 
@@ -106,6 +113,8 @@ def _event(rank: int, letter: str, payload: bytes) -> Event:
     if letter == ENDED:
         code, age_s, was_told = payload.decode().split()
         return Ended(rank, int(code), float(age_s), was_told == "1")
+    if letter == COUNTED:
+        return Counted(rank, json.loads(payload))
     if letter == _REPORT:
         return Reported(json.loads(payload))
     assert letter.lower() in (STDOUT, STDERR)

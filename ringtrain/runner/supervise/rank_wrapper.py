@@ -29,7 +29,7 @@ else:
 
 RECORD = b"\x1e"
 # Letters of frames. The output of a rank comes in lines (small letter), or in parts that a later one goes on with.
-STARTED, TOLD, ENDED, STDOUT, STDERR = "s", "t", "x", "o", "e"
+STARTED, TOLD, ENDED, STDOUT, STDERR, COUNTED = "s", "t", "x", "o", "e", "n"
 
 # Asks a wrapper to send SIGTERM to its rank, unless that has just come to both from somebody else. Ignored by default.
 END_RANK = signal.SIGURG
@@ -51,6 +51,9 @@ RANKS_OF_HOSTS_VARIABLE = "RINGRUN_RANKS_OF_HOSTS"
 
 # In the environment: a host and a free port where torch.distributed may listen on rank 0, as in "h1:30017".
 TORCH_PLACE_VARIABLE = "RINGRUN_TORCH_PLACE"
+
+# In the environment of a rank: the descriptor to which it writes at its end what it has counted, and the inode of that.
+COUNTS_VARIABLE = "RINGRUN_COUNTS"
 
 # In the environment where no rank reads standard input. Open MPI itself would give rank 0 one that never ends.
 NO_STDIN_VARIABLE = "RINGRUN_NO_STDIN"
@@ -243,16 +246,20 @@ class Wrapper:
     def _start(self) -> tuple[dict[int, str], int]:
         out, out_end = os.pipe()
         err, err_end = os.pipe()
+        counts, counts_end = os.pipe()
         parent = os.getpid()
         # a signal that came to the child before it has its own handlers back would be lost
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
         pid = os.fork()
         if pid == 0:
+            os.set_inheritable(counts_end, True)
+            os.environ[COUNTS_VARIABLE] = f"{counts_end} {os.fstat(counts_end).st_ino}"
             self._become_rank(parent, out_end, err_end, mask)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(out_end)
         os.close(err_end)
-        return {out: STDOUT, err: STDERR}, pid
+        os.close(counts_end)
+        return {out: STDOUT, err: STDERR, counts: COUNTED}, pid
 
     def _become_rank(self, wrapper: int, out: int, err: int, mask: set[int | signal.Signals]) -> None:
         """In the child: take the command's place, and end when the wrapper does."""

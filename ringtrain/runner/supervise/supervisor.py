@@ -33,9 +33,20 @@ from ringtrain.runner.supervise.first_failure import (
     of_unkillable,
     report,
 )
-from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Reported, Started, Told, Written
+from ringtrain.runner.supervise.frames import (
+    Counted,
+    Ended,
+    Event,
+    FrameReader,
+    LauncherSaid,
+    Reported,
+    Started,
+    Told,
+    Written,
+)
 from ringtrain.runner.supervise.output import RANKS, Names, Output, RankFiles, Screen
 from ringtrain.runner.supervise.rank_wrapper import END_RANK, JOB_VARIABLE
+from ringtrain.runner.supervise.slowest import in_words_of_slowest
 
 # --- what a launcher has left behind on this host ---------------------------------------------------------------------
 
@@ -292,6 +303,7 @@ class Supervisor:
         self._frames = FrameReader()
         self._failures = FailureLog()
         self._launcher_words = LauncherWords()
+        self._counts: dict[int, list[float]] = {}
         self._started: set[int] = set()
         self._signals: list[int] = []
         self._signalled_at = 0.0
@@ -438,6 +450,9 @@ class Supervisor:
             if isinstance(event, Reported):
                 self._note_report(event.report)
                 continue
+            if isinstance(event, Counted):
+                self._counts[event.rank] = event.counts
+                continue
             if isinstance(event, Told):
                 self._signal_sender.note(event)
                 continue
@@ -527,7 +542,8 @@ class Supervisor:
         if failures and not (launcher_code < 0 and failures[0].is_consequence):
             return Outcome(failures[0].code, report(failures, silent_hosts=ends.silent_hosts), failures, early)
         if launcher_code == 0 and ends.returned_0 == self._job.num_proc:
-            return Outcome(0, "", [], early)
+            is_fixed = self._job.elastic is None and self._job.roles is None
+            return Outcome(0, in_words_of_slowest(self._counts, self._job.num_proc) if is_fixed else "", [], early)
         code = exit_code_of_launcher(launcher_code, self._job.num_proc, missing, ends)
         named = self._launcher_words.named(ends.hosts_of_lost)
         return Outcome(code, of_launcher(self._job, launcher_code, missing, ends, named), [], early)
