@@ -37,7 +37,18 @@ size_t Operation::bytes() const {
   return total;
 }
 
+namespace {
+
+std::string title_of_message(const std::vector<int64_t>& numbers) {
+  const std::string source = numbers[0] == kAnySource ? "any rank" : "rank " + std::to_string(numbers[0]);
+  return "transfer \"message from " + source + " to " + std::to_string(numbers[1]) + ", tag " +
+         std::to_string(numbers[2]) + "\"";
+}
+
+}  // namespace
+
 std::string title_of(const Operation& operation) {
+  if (operation.kind == OpKind::transfer) return title_of_message(operation.numbers);
   const bool is_named = operation.kind < OpKind::join || operation.kind > OpKind::close_process_set;
   if (!is_named) return name_of(operation.kind);  // these have no name of the user
   return std::string(name_of(operation.kind)) + " \"" + operation.name + "\"";

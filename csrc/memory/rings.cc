@@ -33,7 +33,8 @@ Rings::Rings(SharedSegment& segment, size_t begin, int size, int index)
       size_(size),
       index_(index),
       capacity_(capacity(size)),
-      has_pages_(static_cast<size_t>(size)) {}
+      has_pages_(static_cast<size_t>(size)),
+      seen_taken_(static_cast<size_t>(size)) {}
 
 size_t Rings::offset_of(int from, int to) const {
   const size_t number = static_cast<size_t>(from) * static_cast<size_t>(size_) + static_cast<size_t>(to);
@@ -49,12 +50,15 @@ bool Rings::put(int to, const void* head, size_t head_bytes, const void* data, s
   const uint64_t put = ring.put.load(std::memory_order_relaxed);
   const size_t place = put % capacity_, needed = room_for(head_bytes + bytes);
   const size_t skipped = place + needed > capacity_ ? capacity_ - place : 0;
-  const auto has_room = [&] {
-    return put + skipped + needed - ring.taken.load(std::memory_order_seq_cst) <= capacity_;
+  uint64_t& taken = seen_taken_[static_cast<size_t>(to)];
+  const auto has_room = [&] { return put + skipped + needed - taken <= capacity_; };
+  const auto looks_again = [&] {
+    taken = ring.taken.load(std::memory_order_seq_cst);
+    return has_room();
   };
-  if (!has_room()) {
+  if (!has_room() && !looks_again()) {
     ring.wants_room.store(1, std::memory_order_seq_cst);
-    if (!has_room()) return false;
+    if (!looks_again()) return false;
   }
   if (skipped > 0) *reinterpret_cast<uint64_t*>(data_of(ring) + place) = kSkip;
   char* const at = data_of(ring) + (skipped > 0 ? 0 : place);
@@ -65,28 +69,22 @@ bool Rings::put(int to, const void* head, size_t head_bytes, const void* data, s
   return true;
 }
 
+// A bit that is set already has not been looked at since, so what has been put will be found with it.
 bool Rings::call(int to) {
-  call_of(to)[index_ / 64].fetch_or(uint64_t{1} << (index_ % 64), std::memory_order_seq_cst);
+  std::atomic<uint64_t>& word = call_of(to)[index_ / 64];
+  const uint64_t bit = uint64_t{1} << (index_ % 64);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if ((word.load(std::memory_order_relaxed) & bit) != 0) return false;
+  word.fetch_or(bit, std::memory_order_seq_cst);
   Bells& bells = bells_of(to);
   bells.bell.ring();
   return bells.rings_doorbell.load(std::memory_order_seq_cst) != 0;
 }
 
 bool Rings::is_called() const {
-  for (size_t word = 0; word < (static_cast<size_t>(size_) + 63) / 64; ++word)
+  for (size_t word = 0; word < call_words(); ++word)
     if (call_of(index_)[word].load(std::memory_order_seq_cst) != 0) return true;
   return false;
-}
-
-std::vector<int> Rings::take_callers() {
-  std::vector<int> callers;
-  for (size_t word = 0; word < (static_cast<size_t>(size_) + 63) / 64; ++word) {
-    std::atomic<uint64_t>& call = call_of(index_)[word];
-    if (call.load(std::memory_order_relaxed) == 0) continue;
-    for (uint64_t bits = call.exchange(0, std::memory_order_acq_rel); bits != 0; bits &= bits - 1)
-      callers.push_back(static_cast<int>(64 * word) + __builtin_ctzll(bits));
-  }
-  return callers;
 }
 
 }  // namespace ringtrain

@@ -32,12 +32,25 @@ class Rings {
 
   // Whether another rank has called since take_callers().
   bool is_called() const;
-  std::vector<int> take_callers();
+  // Calls handle(member) for each of them.
+  template <typename Handle>
+  void take_callers(Handle handle) {
+    for (size_t word = 0; word < call_words(); ++word) {
+      std::atomic<uint64_t>& call = call_of(index_)[word];
+      if (call.load(std::memory_order_relaxed) == 0) continue;
+      for (uint64_t bits = call.exchange(0, std::memory_order_acq_rel); bits != 0; bits &= bits - 1)
+        handle(static_cast<int>(64 * word) + __builtin_ctzll(bits));
+    }
+  }
   // Calls handle(data, bytes) for all that `from` has put, and tell_room() where `from` waits for room.
   template <typename Handle, typename TellRoom>
   void take(int from, Handle handle, TellRoom tell_room) {
     Ring& ring = this->ring(from, index_);
     uint64_t taken = ring.taken.load(std::memory_order_relaxed);
+    const uint64_t before = taken;
+    const auto tell = [&] {
+      if (ring.wants_room.load(std::memory_order_seq_cst) != 0 && ring.wants_room.exchange(0) != 0) tell_room();
+    };
     while (taken != ring.put.load(std::memory_order_acquire)) {
       const char* const place = data_of(ring) + taken % capacity_;
       const auto bytes = *reinterpret_cast<const uint64_t*>(place);
@@ -47,9 +60,13 @@ class Rings {
         handle(place + sizeof(uint64_t), static_cast<size_t>(bytes));
         taken += room_for(bytes);
       }
-      ring.taken.store(taken, std::memory_order_seq_cst);
-      if (ring.wants_room.load(std::memory_order_seq_cst) != 0 && ring.wants_room.exchange(0) != 0) tell_room();
+      ring.taken.store(taken, std::memory_order_release);
+      tell();
     }
+    if (taken == before) return;
+    // Either `from`, which now says that it wants room, is seen here, or it sees the room.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    tell();
   }
   // Sets this rank's bit of the other's call, and rings its bell. Whether its doorbell is to be rung, too.
   bool call(int to);
@@ -74,6 +91,7 @@ class Rings {
 
   // Of a call, in whole cache lines; behind them one for Bells.
   static size_t words(int size) { return (static_cast<size_t>(size) + 511) / 512 * kLine + kLine; }
+  size_t call_words() const { return (static_cast<size_t>(size_) + 63) / 64; }
   static size_t capacity(int size);
   static size_t room_for(size_t bytes) { return sizeof(uint64_t) + (bytes + 7) / 8 * 8; }
   static size_t first_ring(int size);
@@ -90,7 +108,8 @@ class Rings {
   const size_t begin_;
   const int size_, index_;
   const size_t capacity_;
-  std::vector<bool> has_pages_;  // the ring to each member
+  std::vector<bool> has_pages_;       // the ring to each member
+  std::vector<uint64_t> seen_taken_;  // how far each member had taken what is in that when this rank last looked
 };
 
 }  // namespace ringtrain

@@ -82,6 +82,11 @@ std::shared_ptr<Handle> Engine::submit(SubmissionPtr submission, Caller caller) 
   return handle;
 }
 
+bool Engine::begin(const DirectEnds& ends) {
+  if (!lookout_.is_shared()) lookout_.share();
+  return mail_->begin(ends);
+}
+
 // A rank that submits nothing more to the world submits nothing to its process sets, whose ranks may wait for it.
 void Engine::submit_ends(const Submission& end) {
   const std::shared_ptr<const Lanes> lanes = this->lanes();

@@ -48,6 +48,10 @@ class Engine final : private Lane::Owner {
   // nobody can leave without taking the others with him.
   bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted,
             double give_up_s = std::numeric_limits<double>::infinity());
+  // Any thread. Of messages that it carries itself, see Mail.
+  bool begin(const DirectEnds& ends);
+  void carry(const DirectEnds& ends) { mail_->carry(ends); }
+  void hand_over(const DirectEnds& ends) { mail_->hand_over(ends); }
   // Any thread. This rank's GPU, if it is that one; see Gpus::use.
   GpuPtr gpu(int ordinal) { return gpus_.use(ordinal); }
   std::shared_ptr<char> allocate_on_gpu(int ordinal, size_t bytes) { return gpus_.allocate(ordinal, bytes); }

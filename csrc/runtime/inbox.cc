@@ -68,20 +68,32 @@ std::vector<SubmissionPtr> History::last() const {
   return submissions;
 }
 
-std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
-  const Lock lock(mutex_);
+void Inbox::enter(Submission& submission) {
   if (closed_with_) throw Error(*closed_with_);
-  submission->number = added_.fetch_add(1, std::memory_order_relaxed) + 1;
-  submission->progress.submitted_s = now_s();
-  const int process_set = submission->operation().process_set;
+  submission.number = added_.fetch_add(1, std::memory_order_relaxed) + 1;
+  submission.progress.submitted_s = now_s();
+  const int process_set = submission.operation().process_set;
   if (const auto ended = ended_.find(process_set); ended != ended_.end()) throw Error(ended->second);
   if (!allowed_.count(process_set))
-    throw invalid(title_of(*submission->request) + ": process set " + std::to_string(process_set) +
+    throw invalid(title_of(*submission.request) + ": process set " + std::to_string(process_set) +
                   " is not registered, or this rank does not belong to it");
+  if (submission.operation().kind == OpKind::transfer) submission.own_operation().name = name_of_message(submission);
+}
+
+void Inbox::add_begun(const SubmissionPtr& message) {
+  const Lock lock(mutex_);
+  enter(*message);
+  message->progress.announced_s = message->progress.submitted_s;
+  in_flight_.emplace(view_of(message->operation()), message);
+}
+
+std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
+  const Lock lock(mutex_);
+  enter(*submission);
+  const int process_set = submission->operation().process_set;
   const bool is_join = submission->operation().kind == OpKind::join;
   const bool is_message = submission->operation().kind == OpKind::transfer;
   const bool is_unnamed = !is_join && !is_message && submission->operation().name.empty();
-  if (is_message) submission->own_operation().name = name_of_message(*submission);
   if (is_join) submission->own_operation().name = kJoinName;
   if (is_unnamed) name_it(*submission);
   const Operation& operation = submission->operation();
@@ -309,7 +321,13 @@ std::string Inbox::pending_text() {
 
 TotalsOfKinds Inbox::totals() {
   const Lock lock(mutex_);
-  return history_.totals();
+  TotalsOfKinds totals = history_.totals();
+  if (const uint64_t messages = direct_messages_.load(std::memory_order_relaxed); messages > 0) {
+    Totals& of_messages = totals[name_of(OpKind::transfer)];
+    of_messages.operations += messages;
+    of_messages.bytes += direct_bytes_.load(std::memory_order_relaxed);
+  }
+  return totals;
 }
 
 void Inbox::allow(int process_set, Arrivals& arrivals) {

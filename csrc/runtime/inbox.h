@@ -78,6 +78,13 @@ class Inbox {
   // later one waits here for the earlier one, so that ranks that confuse them are still told. So does one of the same
   // kind that needs it.
   std::shared_ptr<Handle> add(SubmissionPtr submission);
+  // The same for a message that its caller has begun itself.
+  void add_begun(const SubmissionPtr& message) REQUIRES(turn);
+  // A message of so many bytes has come and gone without a Submission: it is counted, and nothing else.
+  void note_direct(size_t bytes) REQUIRES(turn) {
+    direct_messages_.store(direct_messages_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    direct_bytes_.store(direct_bytes_.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  }
   // Any thread. Whether there are messages between two ranks to take, which go to one place, whatever their process
   // set.
   bool has_new_messages() const { return messages_.has_new(); }
@@ -137,6 +144,7 @@ class Inbox {
     std::vector<std::pair<std::shared_ptr<Request>, std::shared_ptr<Request>>> named;
   };
 
+  void enter(Submission& submission) REQUIRES(mutex_);
   template <typename Take>
   void take(Arrivals& arrivals, double now, Take take);
   void name_it(Submission& submission) REQUIRES(mutex_);
@@ -155,6 +163,7 @@ class Inbox {
   const bool has_peers_;
   std::atomic<bool> has_timeline_{false};  // these change under mutex_
   std::atomic<uint64_t> added_{0};
+  std::atomic<uint64_t> direct_messages_{0}, direct_bytes_{0};
 
   Mutex mutex_;
   Arrivals messages_;

@@ -1,5 +1,7 @@
 #include "runtime/mail.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -8,6 +10,25 @@ namespace {
 
 constexpr double kShortest_s = 20e-6;  // between two looks at the Network
 constexpr const char* kDoing = "a message between two ranks";
+
+// Whether ready() says yes in a moment, in which the thread keeps its core as a rank of MPI does: one that sleeps has
+// to be woken, which takes longer than the message. But the scheduler may have put the other rank on the same core,
+// since the two wake each other.
+template <typename Ready, typename SharesCore>
+bool comes_soon(Ready ready, SharesCore shares_core, const Watch& watch) {
+  constexpr double kMoment_s = 1e-3;
+  constexpr int kSpinsPerLook = 16;
+  double end = 0;
+  for (int i = 1;; ++i) {
+    if (ready()) return true;
+    relax();
+    if (i % kSpinsPerLook != 0) continue;
+    if (shares_core()) sched_yield();
+    const double now = now_s();
+    if (end == 0) end = now + kMoment_s;
+    if (watch.is_wanted() || now >= end) return false;
+  }
+}
 
 // After how long a message is announced.
 double ask_s(const Options& options) {
@@ -28,8 +49,63 @@ Mail::Mail(const World& world, const Options& options, Owner& owner, TurnMutex& 
       blockage_(blockage),
       blocked_(blocked),
       watch_of_own_(fabric.watch().for_another_thread()),
+      has_own_core_(world.cores >= world.ranks_on_own_node()),
       messages_(world, ask_s(options), fabric, inbox) {
   watch_of_own_.now_doing(kDoing);
+}
+
+bool Mail::begin(const DirectEnds& ends) {
+  if (!callers_work() || !begin_work()) return false;
+  bool has_begun = false;
+  guarded([&] {
+    turn.assert_held();
+    has_begun = !has_ended_ && !trouble_ && messages_.begin_directly(ends);
+  });
+  leave_directly();
+  return has_begun;
+}
+
+void Mail::carry(const DirectEnds& ends) {
+  if (ends.are_settled()) return;
+  if (!begin_work()) return hand_over(ends);
+  if (wakes_) stay_awake();
+  guarded([&] {
+    turn.assert_held();
+    int looks = 0;
+    const auto are_settled = [&] {
+      turn.assert_held();
+      constexpr int kLooksPerTurn = 16;
+      messages_.listen_for(ends);
+      if (ends.are_settled()) return true;
+      if (++looks % kLooksPerTurn == 0 && messages_.has_work()) go_on(0);
+      return false;
+    };
+    const auto shares_core = [&] {
+      turn.assert_held();
+      return messages_.may_share_core();
+    };
+    const bool is_quick =
+        has_own_core_ ? comes_soon(are_settled, shares_core, watch_) : direct_waiter_.is_quick(are_settled, &watch_);
+    if (is_quick)
+      blockage_.note_progress(now_s());
+    else
+      messages_.hand_over(ends);
+  });
+  leave_directly();
+}
+
+void Mail::hand_over(const DirectEnds& ends) NOT_ANALYSED {
+  if (ends.are_settled()) return;
+  const std::lock_guard lock(turn_);
+  messages_.hand_over(ends);
+}
+
+// Where nothing else is under way nobody has to be woken for what is to be done next.
+void Mail::leave_directly() {
+  is_quiet_ = messages_.is_quiet();
+  if (!is_quiet()) return let_go(false);
+  end_work();
+  waiting_callers_.call_next();
 }
 
 bool Mail::has_work() {

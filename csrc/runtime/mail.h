@@ -30,6 +30,13 @@ class Mail final : public Workplace {
        Blockage& blockage, BlockedThreads& blocked, Attention& attention);
 
   PairMessages& messages() REQUIRES(turn) { return messages_; }
+  // Any thread, with ends that it carries itself (direct_end.h). Returns whether they have begun; if not, they are to
+  // be submitted.
+  bool begin(const DirectEnds& ends);
+  // Any thread, once they have begun. Carries them for a moment, and hands over those whose other end does not come.
+  void carry(const DirectEnds& ends);
+  // Any thread. They go on without it.
+  void hand_over(const DirectEnds& ends);
   // Any thread with the turn, also while another one is busy here.
   double go_on(double now) REQUIRES(turn);
   // As PairMessages::note_failure(). call_done() is due when its Handle has failed.
@@ -60,6 +67,7 @@ class Mail final : public Workplace {
   double pause_s() override REQUIRES(turn);
   void fail(const Error& error) override REQUIRES(turn) { owner_.fail(error); }
   double waited_s(double now) REQUIRES(turn);
+  void leave_directly() RELEASE(turn);
   void fall_asleep(Flag& bell) override REQUIRES(turn);
   void stay_awake() override REQUIRES(turn);
 
@@ -69,7 +77,9 @@ class Mail final : public Workplace {
   Blockage& blockage_;
   BlockedThreads& blocked_;
   PeerWatch watch_of_own_;
+  const bool has_own_core_;
   PairMessages messages_;
+  Waiter direct_waiter_ GUARDED_BY(turn);
   std::atomic<bool> is_ending_for_others_{false};
   std::atomic<bool> is_quiet_{true};  // as it was last seen with the turn
   double worked_s_ GUARDED_BY(turn) = now_s();

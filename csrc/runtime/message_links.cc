@@ -10,9 +10,6 @@
 namespace ringtrain {
 namespace {
 
-// Longer than any word, so that a rank of another build is noticed by what it says and not by a word that is cut.
-constexpr size_t kLongestWord = 512;
-
 enum class Put : uint32_t { word, piece };
 struct PutHead {
   Put what;
@@ -25,10 +22,15 @@ struct PutHead {
 
 RingLink::RingLink(Node& node, std::vector<int> ranks)
     : node_(node), ranks_(std::move(ranks)), waiting_(static_cast<size_t>(node.size())) {
-  for (size_t i = 0; i < ranks_.size(); ++i) members_[ranks_[i]] = static_cast<int>(i);
+  members_.resize(static_cast<size_t>(*std::max_element(ranks_.begin(), ranks_.end())) + 1, -1);
+  for (size_t i = 0; i < ranks_.size(); ++i) members_[static_cast<size_t>(ranks_[i])] = static_cast<int>(i);
 }
 
 void RingLink::call(int member) {
+  if (holds_calls_) {
+    if (to_call_.empty() || to_call_.back() != member) to_call_.push_back(member);
+    return;
+  }
   if (node_.rings().call(member)) node_.doorbell(member).ring();
 }
 
@@ -37,16 +39,18 @@ bool RingLink::any() const {
                      [](const Waiting& one) { return !one.words.empty() || !one.values.empty(); });
 }
 
-void RingLink::say(int to, const Bytes& word, const void* values, size_t bytes) {
-  const int member = members_.at(to);
+void RingLink::say(int to, const Text& word, const void* values, size_t bytes) {
+  const int member = member_of(to);
   Waiting& waiting = waiting_[static_cast<size_t>(member)];
-  Writer put;
-  put.put(PutHead{Put::word, 0});
-  put.put_bytes(word.data(), word.size());
-  Bytes head = put.take();
-  if (waiting.words.empty() && node_.rings().put(member, head.data(), head.size(), values, bytes)) return call(member);
-  head.insert(head.end(), static_cast<const char*>(values), static_cast<const char*>(values) + bytes);
-  waiting.words.push_back(std::move(head));
+  Text head;
+  const PutHead what = {Put::word, 0};
+  head.put(&what, sizeof(what));
+  head.put(word.data.data(), word.bytes);
+  if (waiting.words.empty() && node_.rings().put(member, head.data.data(), head.bytes, values, bytes))
+    return call(member);
+  Bytes both(head.data.data(), head.data.data() + head.bytes);
+  both.insert(both.end(), static_cast<const char*>(values), static_cast<const char*>(values) + bytes);
+  waiting.words.push_back(std::move(both));
 }
 
 void RingLink::expect(Values& values) {
@@ -55,14 +59,14 @@ void RingLink::expect(Values& values) {
 }
 
 void RingLink::send(Values& values) {
-  const int member = members_.at(values.peer);
+  const int member = member_of(values.peer);
   waiting_[static_cast<size_t>(member)].values.push_back(&values);
   push(member);
 }
 
 void RingLink::forget(Values& values) {
   expected_.erase({values.peer, values.place});
-  std::deque<Values*>& waiting = waiting_[static_cast<size_t>(members_.at(values.peer))].values;
+  std::deque<Values*>& waiting = waiting_[static_cast<size_t>(member_of(values.peer))].values;
   waiting.erase(std::remove(waiting.begin(), waiting.end(), &values), waiting.end());
 }
 
@@ -88,19 +92,21 @@ bool RingLink::put_piece(int member, Values& values) {
 }
 
 void RingLink::take(Hear hear, void* hearer) {
-  for (const int member : node_.rings().take_callers()) {
-    const int rank = ranks_[static_cast<size_t>(member)];
-    const auto handle = [&](const char* data, size_t bytes) {
-      PutHead head;
-      std::memcpy(&head, data, sizeof(head));
-      if (head.what == Put::word)
-        hear(hearer, {rank, data + sizeof(head), bytes - sizeof(head)});
-      else
-        take_piece(rank, head.place, data + sizeof(head), bytes - sizeof(head));
-    };
-    node_.rings().take(member, handle, [&] { call(member); });
-    push(member);
-  }
+  node_.rings().take_callers([&](int member) { take_from(member, hear, hearer); });
+}
+
+void RingLink::take_from(int member, Hear hear, void* hearer) {
+  const int rank = ranks_[static_cast<size_t>(member)];
+  const auto handle = [&](const char* data, size_t bytes) {
+    PutHead head;
+    std::memcpy(&head, data, sizeof(head));
+    if (head.what == Put::word)
+      hear(hearer, {rank, data + sizeof(head), bytes - sizeof(head)});
+    else
+      take_piece(rank, head.place, data + sizeof(head), bytes - sizeof(head));
+  };
+  node_.rings().take(member, handle, [&] { call(member); });
+  push(member);
 }
 
 // Nobody expects those of a message that has failed here.
@@ -117,9 +123,9 @@ void RingLink::take_piece(int rank, uint32_t place, const char* data, size_t byt
 
 // ---------------------------------------------------------------------------------------------------- over a network
 
-void NetworkLink::say(int to, const Bytes& word, const void* values, size_t bytes) {
-  if (bytes == 0) return peers_.post(to, 0, word.data(), word.size());
-  Bytes both = word;
+void NetworkLink::say(int to, const Text& word, const void* values, size_t bytes) {
+  if (bytes == 0) return peers_.post(to, 0, word.data.data(), word.bytes);
+  Bytes both(word.data.data(), word.data.data() + word.bytes);
   both.insert(both.end(), static_cast<const char*>(values), static_cast<const char*>(values) + bytes);
   peers_.post(to, 0, both.data(), both.size());
 }
@@ -128,7 +134,7 @@ void NetworkLink::take(Hear hear, void* hearer) {
   constexpr double kMoment_s = 10;
   while (is_called()) {
     const int from = peers_.sender(0);
-    const auto message = peers_.take(from, 0, kLongestWord + kMostBytes, kMoment_s);  // most of it is here
+    const auto message = peers_.take(from, 0, Text::kMostBytes + kMostBytes, kMoment_s);  // most of it is here
     if (!message) throw Error(ErrorKind::peer_lost, "rank " + std::to_string(from) + " has stopped in a word");
     hear(hearer, {from, message->data(), message->size()});
   }

@@ -2,7 +2,9 @@
 // the receiver expects in memory of the user before the sender begins.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -32,9 +34,21 @@ class MessageLink {
  public:
   virtual ~MessageLink() = default;
 
+  // What a word says. None is longer.
+  struct Text {
+    static constexpr size_t kMostBytes = 896;
+    size_t bytes = 0;
+    std::array<char, kMostBytes> data;
+
+    void put(const void* begin, size_t count) {
+      if (count > kMostBytes - bytes) throw failure("a word of a message is too long");
+      if (count > 0) std::memcpy(data.data() + bytes, begin, count);
+      bytes += count;
+    }
+  };
   // A word with values of at most so many bytes behind it.
   virtual size_t most_bytes() const = 0;
-  virtual void say(int to, const Bytes& word, const void* values, size_t bytes) = 0;
+  virtual void say(int to, const Text& word, const void* values, size_t bytes) = 0;
   // Whether words have come, or there is room for what waits.
   virtual bool is_called() = 0;
   struct Word {
@@ -67,11 +81,23 @@ class RingLink final : public MessageLink {
   RingLink(Node& node, std::vector<int> ranks);
 
   size_t most_bytes() const override { return kMostBytes; }
-  void say(int to, const Bytes& word, const void* values, size_t bytes) override;
+  void say(int to, const Text& word, const void* values, size_t bytes) override;
   // Any thread.
   bool is_called() override { return node_.rings().is_called(); }
   // Whether something waits for room.
   bool any() const;
+  // As listen(), to one rank and whether it has called or not: which costs less where one waits for that rank.
+  template <typename Hear>
+  void listen_to(int rank, Hear hear) {
+    take_from(member_of(rank), [](void* hear, const Word& word) { (*static_cast<Hear*>(hear))(word); }, &hear);
+  }
+  // Between the two, words are put and nobody is called.
+  void hold_calls() { holds_calls_ = true; }
+  void call_now() {
+    holds_calls_ = false;
+    for (; !to_call_.empty(); to_call_.pop_back()) call(to_call_.back());
+  }
+  bool reaches(int rank) const { return static_cast<size_t>(rank) < members_.size() && member_of(rank) >= 0; }
   void let_others_ring(bool ring) { node_.rings().let_others_ring(ring); }
   void expect(Values& values) override;
   void send(Values& values) override;
@@ -85,7 +111,9 @@ class RingLink final : public MessageLink {
     std::deque<Values*> values;
   };
 
+  int member_of(int rank) const { return members_[static_cast<size_t>(rank)]; }
   void take(Hear hear, void* hearer) override;
+  void take_from(int member, Hear hear, void* hearer);
   void push(int member);
   bool put_piece(int member, Values& values);
   void take_piece(int rank, uint32_t place, const char* data, size_t bytes);
@@ -93,10 +121,12 @@ class RingLink final : public MessageLink {
 
   Node& node_;
   const std::vector<int> ranks_;
-  std::map<int, int> members_;                            // by rank
+  std::vector<int> members_;                              // by rank; -1: of another node
   std::vector<Waiting> waiting_;                          // for room, by member
   std::map<std::pair<int, uint32_t>, Values*> expected_;  // by sender and place
   uint32_t places_ = 0;
+  bool holds_calls_ = false;
+  std::vector<int> to_call_;
 };
 
 // To ranks of other nodes, and to all where nodes have no memory in common. Also for long values within a node: there
@@ -112,7 +142,7 @@ class NetworkLink final : public MessageLink {
   }
 
   size_t most_bytes() const override { return kMostBytes; }
-  void say(int to, const Bytes& word, const void* values, size_t bytes) override;
+  void say(int to, const Text& word, const void* values, size_t bytes) override;
   bool is_called() override { return peers_.has_arrived_from_any(0); }
   void expect(Values& values) override;
   void send(Values& values) override { start(values, true); }

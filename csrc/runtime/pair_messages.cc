@@ -1,6 +1,9 @@
 #include "runtime/pair_messages.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cstring>
 #include <utility>
@@ -36,7 +39,7 @@ struct PairMessages::Word {
   int64_t tag = 0;
   int64_t number = 0;  // of the message; of a confirmation: how many words were said
   uint32_t place = 0;  // where a receiver expects the values
-  uint32_t unused = 0;
+  int32_t core = -1;   // on which the rank runs
 };
 
 PairMessages::PairMessages(const World& world, double ask_s, Fabric& fabric, Inbox& inbox)
@@ -136,6 +139,7 @@ void PairMessages::begin(const SubmissionPtr& submission) {
 
 void PairMessages::begin_send(const MessagePtr& message) {
   Sends& sends = sends_[message->way];
+  sends.is_used = true;
   message->number = sends.next++;
   if (const auto failed = sends.failed.find(message->number); failed != sends.failed.end()) {
     const Error error = failed->second;
@@ -156,6 +160,7 @@ void PairMessages::begin_receive(const MessagePtr& message) {
   Receives& receives = receives_[{std::get<0>(message->way), std::get<1>(message->way)}];
   drop_given_up(receives);
   FromRank* arrivals = nullptr;
+  if (message->peer() != kAnySource) arrivals_[message->way].is_used = true;
   if (message->peer() != kAnySource && receives.from_any == 0 && has_failed(message, arrivals_[message->way])) return;
   // None of those that wait would have left it.
   if (std::optional<Heard> heard = take_first_heard(*message, arrivals))
@@ -228,15 +233,163 @@ std::optional<PairMessages::Heard> PairMessages::take_first_heard(const Message&
   return heard;
 }
 
+// ------------------------------------------------------------------------------------ ends that a thread carries
+// itself
+
+bool PairMessages::begin_directly(const DirectEnds& ends) {
+  if (is_held_ || !rings_ || inbox_.has_new_messages() || inbox_.has_timeline()) return false;
+  if (!std::all_of(ends.begin(), ends.end(), [&](const DirectEnd& one) {
+        turn.assert_held();
+        return can_begin(one);
+      }))
+    return false;
+  rings_->hold_calls();
+  const std::optional<Error> error = error_of([&] {
+    turn.assert_held();
+    for (DirectEnd& one : ends) begin(one);
+  });
+  rings_->call_now();
+  if (error) throw Error(*error);
+  return true;
+}
+
+// Nothing of its way may be ahead of it, and what has been heard of it must fit.
+bool PairMessages::can_begin(const DirectEnd& end) {
+  if (!rings_->reaches(end.peer) || end.bytes() > rings_->most_bytes()) return false;
+  const auto fits = [&](const std::deque<Heard>& heard, int64_t number) {
+    if (heard.empty()) return true;
+    const Heard& first = heard.front();
+    const int64_t* const shape = first.spec.shape.data();
+    return first.number == number && end.has(first.spec.dtype, shape, shape + first.spec.shape.size());
+  };
+  if (end.sends) {
+    const auto sends = sends_.find(way_of(end));
+    return sends != sends_.end() && sends->second.is_used && sends->second.waiting.empty() &&
+           sends->second.failed.empty() && fits(sends->second.heard, sends->second.next);
+  }
+  const auto arrivals = arrivals_.find(way_of(end));
+  if (arrivals == arrivals_.end() || !arrivals->second.is_used || !arrivals->second.failed.empty() ||
+      !arrivals->second.given_up.empty() || !fits(arrivals->second.heard, arrivals->second.next))
+    return false;
+  const auto receives = receives_.find({end.process_set, end.tag});
+  return receives == receives_.end() || receives->second.waiting.empty();
+}
+
+void PairMessages::begin(DirectEnd& end) {
+  Sends* const sends = end.sends ? &sends_.find(way_of(end))->second : nullptr;
+  FromRank* const arrivals = end.sends ? nullptr : &arrivals_.find(way_of(end))->second;
+  std::deque<Heard>& heard = sends ? sends->heard : arrivals->heard;
+  end.number = sends ? sends->next++ : arrivals->next++;
+  say_own(end);
+  if (heard.empty()) return direct_.push_back(&end);
+  if (arrivals && end.bytes() > 0) std::memcpy(end.memory, heard.front().values.data(), end.bytes());
+  heard.pop_front();
+  inbox_.note_direct(end.bytes());
+  end.state.store(DirectEnd::State::done, std::memory_order_release);
+}
+
+void PairMessages::listen_for(const DirectEnds& ends) {
+  if (is_held_) return;
+  for (const DirectEnd& one : ends)
+    if (!one.is_settled())
+      rings_->listen_to(one.peer, [&](const MessageLink::Word& word) {
+        turn.assert_held();
+        hear(word);
+      });
+}
+
+void PairMessages::say_own(const DirectEnd& end) {
+  Word word;
+  word.say = end.sends ? Say::sends : Say::awaits;
+  word.dtype = end.dtype;
+  word.dimensions = end.dimensions;
+  word.process_set = end.process_set;
+  word.tag = end.tag;
+  word.number = end.number;
+  word.core = sched_getcpu();
+  say(end.peer, word, end.shape.data(), end.memory, end.sends ? end.bytes() : 0);
+}
+
+bool PairMessages::has_settled_directly(int from, const Word& word, const char* shape, const char* values) {
+  if (word.say != Say::sends && word.say != Say::awaits) return false;
+  const auto found = std::find_if(direct_.begin(), direct_.end(), [&](const DirectEnd* one) {
+    return one->number == word.number && one->peer == from && one->tag == word.tag &&
+           one->process_set == word.process_set && one->sends == (word.say == Say::awaits);
+  });
+  if (found == direct_.end()) return false;
+  DirectEnd& end = **found;
+  std::array<int64_t, DirectEnd::kMostDimensions> dimensions;
+  const size_t count = std::min<size_t>(word.dimensions, dimensions.size());
+  std::memcpy(dimensions.data(), shape, count * sizeof(int64_t));
+  if (word.dimensions > count || !end.has(word.dtype, dimensions.data(), dimensions.data() + count)) {
+    hand_over_all();
+    return false;
+  }
+  direct_.erase(found);
+  if (!end.sends && end.bytes() > 0) std::memcpy(end.memory, values, end.bytes());
+  inbox_.note_direct(end.bytes());
+  end.state.store(DirectEnd::State::done, std::memory_order_release);
+  return true;
+}
+
+void PairMessages::hand_over(const DirectEnds& ends) {
+  if (!ends.are_settled()) hand_over_all();
+}
+
+// Those of a way keep their order, and are ahead of all that began later.
+void PairMessages::hand_over_all() {
+  for (; !direct_.empty(); direct_.pop_back()) hand_over(*direct_.back());
+}
+
+void PairMessages::hand_over(DirectEnd& end) {
+  auto submission = std::make_shared<Submission>();
+  submission->request = std::make_shared<Request>();
+  submission->request->site = end.site;
+  Operation& operation = submission->request->operation;
+  operation.kind = OpKind::transfer;
+  operation.process_set = end.process_set;
+  const int source = end.sends ? world_.rank : end.peer, destination = end.sends ? end.peer : world_.rank;
+  operation.numbers = {source, destination, end.tag};
+  operation.tensors = {end.spec()};
+  submission->inputs.push_back(end.memory);
+  if (!end.sends) submission->outputs.push_back(end.memory);
+  submission->is_awaited = true;
+  end.handle = submission->handle;
+  end.handle->set_process_set(Handle::kMessage);
+  const std::optional<Error> error = error_of([&] {
+    turn.assert_held();
+    inbox_.add_begun(submission);
+  });
+  if (error) {
+    end.handle->fail(error->kind(), error->what());
+  } else {
+    const auto message = std::make_shared<Message>();
+    message->submission = std::move(submission);
+    message->sends = end.sends;
+    message->way = way_of(end);
+    message->number = end.number;
+    message->memory = end.memory;
+    message->since_s = now_s();
+    message->has_spoken = true;
+    if (end.sends)
+      sends_[message->way].waiting.push_front(message);
+    else
+      receives_[{end.process_set, end.tag}].waiting.push_front(message);
+    wait_for_other_end(message);
+  }
+  end.state.store(DirectEnd::State::handed_over, std::memory_order_release);
+}
+
 // ---------------------------------------------------------------------------------------------------------- the words
 
-void PairMessages::say(int to, const Word& word, const Shape& shape, const void* values, size_t bytes) {
-  Writer writer;
-  writer.put(word);
-  writer.put_bytes(reinterpret_cast<const char*>(shape.data()), shape.size() * sizeof(int64_t));
-  link_to(to).say(to, writer.take(), values, bytes);
+void PairMessages::say(int to, const Word& word, const int64_t* shape, const void* values, size_t bytes) {
+  MessageLink::Text text;
+  text.put(&word, sizeof(word));
+  text.put(shape, word.dimensions * sizeof(int64_t));
+  MessageLink& link = link_to(to);
+  link.say(to, text, values, bytes);
   ++said_;
-  if (&link_to(to) == network_.get() && word.say < Say::asks_for_confirmation) ++told_[to].said;
+  if (&link == network_.get() && word.say < Say::asks_for_confirmation) ++told_[to].said;
 }
 
 void PairMessages::say_own(Message& message) {
@@ -258,7 +411,7 @@ void PairMessages::say_own(Message& message) {
     link_of(message).expect(*message.values);
     word.place = message.values->place;
   }
-  say(message.peer(), word, spec.shape, message.memory, message.sends && is_few ? spec.bytes() : 0);
+  say(message.peer(), word, spec.shape.data(), message.memory, message.sends && is_few ? spec.bytes() : 0);
 }
 
 void PairMessages::hear(const MessageLink::Word& heard) {
@@ -273,14 +426,18 @@ void PairMessages::hear(const MessageLink::Word& heard) {
   require(word.say <= Say::confirms && static_cast<int>(word.dtype) < kDTypes && word.dimensions <= kMostDimensions &&
           heard.bytes >= sizeof(word) + shape_bytes);
   ++heard_;
+  if (word.core >= 0) core_of_direct_peer_ = word.core;
   if (word.say == Say::asks_for_confirmation) {
     word.say = Say::confirms;
-    return say(heard.from, word, {}, nullptr, 0);
+    word.dimensions = 0;
+    return say(heard.from, word, nullptr, nullptr, 0);
   }
   if (word.say == Say::confirms) {
     told_[heard.from].confirmed = static_cast<uint64_t>(word.number);
     return;
   }
+  const char* const shape = heard.data + sizeof(word);
+  if (has_settled_directly(heard.from, word, shape, shape + shape_bytes)) return;
   const Way way = {word.process_set, word.tag, heard.from};
   if (word.say == Say::refuses_sender || word.say == Say::refuses_receiver)
     return hear_refusal(way, word.number, word.say == Say::refuses_sender);
@@ -295,12 +452,12 @@ void PairMessages::hear(const MessageLink::Word& heard) {
   one.place = word.place;
   one.spec.dtype = word.dtype;
   one.spec.shape.resize(word.dimensions);
-  std::memcpy(one.spec.shape.data(), heard.data + sizeof(word), shape_bytes);
+  std::memcpy(one.spec.shape.data(), shape, shape_bytes);
   if (word.say == Say::awaits) return hear_receiver(way, std::move(one));
   const size_t bytes = one.spec.bytes();
   one.has_values = bytes <= link_to(heard.from).most_bytes();
   require(!one.has_values || heard.bytes >= sizeof(word) + shape_bytes + bytes);
-  hear_sender(way, std::move(one), heard.data + sizeof(word) + shape_bytes);
+  hear_sender(way, std::move(one), shape + shape_bytes);
 }
 
 void PairMessages::hear_receiver(const Way& way, Heard heard) {
@@ -358,11 +515,12 @@ void PairMessages::refuse(const Way& way, int64_t number, bool of_sender) {
   word.process_set = std::get<0>(way);
   word.tag = std::get<1>(way);
   word.number = number;
-  say(std::get<2>(way), word, {}, nullptr, 0);
+  say(std::get<2>(way), word, nullptr, nullptr, 0);
 }
 
 // It is announced at once, as if it were overdue.
 void PairMessages::hear_refusal(const Way& way, int64_t number, bool of_sender) {
+  hand_over_all();
   const auto is_it = [&](const MessagePtr& one) {
     return one->way == way && one->number == number && one->sends == of_sender && !one->is_announced;
   };
@@ -406,7 +564,7 @@ bool PairMessages::fits(const MessagePtr& message, const Heard& heard) {
   word.number = message->number;
   const auto& site = message->submission->request->site;
   const std::string text = (site ? *site : "").substr(0, kMostOfSite - 1);
-  say(message->peer(), word, {}, text.c_str(), text.size() + 1);
+  say(message->peer(), word, nullptr, text.c_str(), text.size() + 1);
   return false;
 }
 
@@ -489,6 +647,8 @@ void PairMessages::announce(bool all, std::vector<Pending>& to_announce, std::ve
   is_held_ = true;
   for (Key& key : std::exchange(withdrawn_, {})) withdrawn.push_back(std::move(key));
   if (!all && now_s() < next_deadline()) return;
+  turn.assert_held();
+  hand_over_all();
   for (const MessagePtr& message : pending_) {
     if (std::exchange(message->is_announced, true)) continue;
     auto request = std::make_shared<Request>(*message->submission->request);
@@ -512,6 +672,7 @@ void PairMessages::settled() {
 }
 
 void PairMessages::note_failure(const Agreement& agreement) {
+  hand_over_all();
   const Operation& operation = agreement.operation;
   const auto own = announced_.find(key_of(operation));
   if (own == announced_.end()) return note_failure_of_other_end(operation, {agreement.error, agreement.message});
@@ -586,6 +747,7 @@ void PairMessages::forget_waiting() {
 }
 
 void PairMessages::forget(int process_set) {
+  hand_over_all();
   const auto is_of_it = [&](const MessagePtr& message) { return std::get<0>(message->way) == process_set; };
   for (auto it = pending_.begin(); it != pending_.end();) {
     const MessagePtr message = *it++;
@@ -622,7 +784,7 @@ bool PairMessages::are_all_told() {
     Word word;
     word.say = Say::asks_for_confirmation;
     word.number = static_cast<int64_t>(told.said);
-    say(rank, word, {}, nullptr, 0);
+    say(rank, word, nullptr, nullptr, 0);
   }
   is_asking_ = !are_told;
   return are_told;
@@ -649,6 +811,10 @@ void PairMessages::finish(int process_set) {
 }
 
 void PairMessages::abandon() {
+  error_of([&] {
+    turn.assert_held();
+    hand_over_all();
+  });
   for (const MessagePtr& message : carried_) error_of([&] { forget_values(*message); });
   carried_.clear();
   error_of([&] {

@@ -13,6 +13,8 @@
 // An end that waits for long, or while all ranks are blocked, is announced in a round of the world (coordinator.h).
 #pragma once
 
+#include <sched.h>
+
 #include <cstdint>
 #include <deque>
 #include <limits>
@@ -29,6 +31,7 @@
 #include "coordination/coordinator.h"
 #include "coordination/membership.h"
 #include "record/submission.h"
+#include "runtime/direct_end.h"
 #include "runtime/fabric.h"
 #include "runtime/inbox.h"
 #include "runtime/message_links.h"
@@ -44,6 +47,17 @@ class PairMessages final : public PendingMessages {
   bool has_work() REQUIRES(turn);
   // Returns how many messages have ended.
   size_t work(double now) REQUIRES(turn);
+  // Begins the ends that a thread carries itself (direct_end.h), and says their words. Returns whether it did: it does
+  // not where one of them could wait for something else than its other end. The first message of each way goes the
+  // usual way.
+  bool begin_directly(const DirectEnds& ends) REQUIRES(turn);
+  // Looks whether the other ends have come.
+  void listen_for(const DirectEnds& ends) REQUIRES(turn);
+  // Whether this thread runs on the core on which the rank last ran that has last said a word of such an end.
+  bool may_share_core() const { return sched_getcpu() == core_of_direct_peer_; }
+  // Those that still wait go on as all other messages do.
+  void hand_over(const DirectEnds& ends) REQUIRES(turn);
+
   // Whether some have to go through a network.
   bool is_over_network() const { return speaks_over_network_; }
   // Any thread. Whether a rank of this node has said something.
@@ -123,13 +137,15 @@ class PairMessages final : public PendingMessages {
   using Failed = std::map<int64_t, Error>;  // numbers of messages whose other end has failed
 
   struct Sends {
+    bool is_used = false;  // by this rank
     int64_t next = 0;
     std::deque<MessagePtr> waiting;
     std::deque<Heard> heard;
     Failed failed;
   };
   struct FromRank {
-    int64_t next = 0;  // number of the next receive
+    bool is_used = false;  // by this rank
+    int64_t next = 0;      // number of the next receive
     std::deque<Heard> heard;
     Failed failed;
     std::set<int64_t> given_up;  // numbers of receives that have failed
@@ -145,7 +161,7 @@ class PairMessages final : public PendingMessages {
   MessageLink& link_to(int rank);
   MessageLink& link_of(const Message& message);
   bool is_few(const Message& message);
-  void say(int to, const Word& word, const Shape& shape, const void* values, size_t bytes);
+  void say(int to, const Word& word, const int64_t* shape, const void* values, size_t bytes);
   void say_own(Message& message);
 
   void begin(const SubmissionPtr& submission) REQUIRES(turn);
@@ -157,11 +173,20 @@ class PairMessages final : public PendingMessages {
   // Sets `arrivals` to those that it is one of.
   std::optional<Heard> take_first_heard(const Message& message, FromRank*& arrivals);
 
+  static Way way_of(const DirectEnd& end) { return {end.process_set, end.tag, end.peer}; }
+  bool can_begin(const DirectEnd& end) REQUIRES(turn);
+  void begin(DirectEnd& end) REQUIRES(turn);
+  void say_own(const DirectEnd& end);
+  // Whether the word is that of the other end of one of them, which then is done.
+  bool has_settled_directly(int from, const Word& word, const char* shape, const char* values) REQUIRES(turn);
+  void hand_over_all() REQUIRES(turn);
+  void hand_over(DirectEnd& end) REQUIRES(turn);
+
   void hear(const MessageLink::Word& word) REQUIRES(turn);
   void hear_sender(const Way& way, Heard heard, const char* values) REQUIRES(turn);
   void hear_receiver(const Way& way, Heard heard) REQUIRES(turn);
   void refuse(const Way& way, int64_t number, bool of_sender);
-  void hear_refusal(const Way& way, int64_t number, bool of_sender);
+  void hear_refusal(const Way& way, int64_t number, bool of_sender) REQUIRES(turn);
 
   void meet_sender(const MessagePtr& receive, FromRank& arrivals, const Heard& heard, const char* values)
       REQUIRES(turn);
@@ -190,6 +215,8 @@ class PairMessages final : public PendingMessages {
   std::map<Way, Sends> sends_;
   std::map<Way, FromRank> arrivals_;
   std::map<Address, Receives> receives_;
+  int core_of_direct_peer_ = -1;
+  std::vector<DirectEnd*> direct_;       // that wait, in the order in which they began
   std::list<MessagePtr> pending_;        // that wait for their other ends, in the order of submission
   std::map<Key, MessagePtr> announced_;  // of these
   std::vector<Key> withdrawn_;           // to be told in the next round

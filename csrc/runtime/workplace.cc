@@ -242,9 +242,4 @@ void Workplace::close() {
   waiting_callers_.call_all();
 }
 
-template <typename Work>
-void Workplace::guarded(Work work) {
-  if (const std::optional<Error> error = error_of(work)) fail(watch_.with_reason(*error));
-}
-
 }  // namespace ringtrain

@@ -108,6 +108,13 @@ class Workplace {
   bool begin_work() TRY_ACQUIRE(true, turn);
   bool gather_and_begin_work() TRY_ACQUIRE(true, turn);
   void end_work() RELEASE(turn);
+  // As end_work(), and has somebody come to what is left to do.
+  void let_go(bool stays_attentive) RELEASE(turn);
+  // The engine fails with what the work throws.
+  template <typename Work>
+  void guarded(Work work) REQUIRES(turn) {
+    if (const std::optional<Error> error = error_of(work)) fail(watch_.with_reason(*error));
+  }
 
   virtual bool has_new() const = 0;
   // Lets more submissions come before the first turn for them.
@@ -165,12 +172,8 @@ class Workplace {
   bool work_comes(Wait& wait) REQUIRES(turn);
   void work_until_done(const Handle& handle, Wait& wait) RELEASE(turn);
   void keep_bell(const Handle& handle, Wait& wait, uint32_t seen) RELEASE(turn);
-  void let_go(bool stays_attentive) RELEASE(turn);
   void begin_wait(const Wait& wait) REQUIRES(turn);
   void end_wait() REQUIRES(turn);
-  template <typename Work>
-  void guarded(Work work) REQUIRES(turn);
-
   // Since somebody fell asleep: of many submissions in a row only the first one rings.
   std::atomic<bool> has_rung_for_new_{false};
   std::atomic<bool> is_dormant_{false};

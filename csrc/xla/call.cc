@@ -84,9 +84,24 @@ double Call::number(std::string_view name) const {
   return *static_cast<const double*>(scalar.value);
 }
 
-std::string Call::text(std::string_view name) const {
+std::string_view Call::view(std::string_view name) const {
   const auto& bytes = *static_cast<const Bytes*>(attribute(name));
   return {bytes.begin, bytes.length};
+}
+
+void Call::read_integers(std::initializer_list<std::pair<std::string_view, int64_t*>> wanted) const {
+  const Attributes& all = frame_.attributes;
+  int64_t next = 0;
+  for (const auto& [name, to] : wanted) {
+    while (next < all.count && std::string_view(all.names[next]->begin, all.names[next]->length) != name) ++next;
+    if (next == all.count) {
+      next = 0;
+      *to = integer(name);
+      continue;
+    }
+    const auto& scalar = *static_cast<const Scalar*>(all.items[next]);
+    *to = scalar.element == Element::int64 ? *static_cast<const int64_t*>(scalar.value) : integer(name);
+  }
 }
 
 std::vector<int64_t> Call::integers(std::string_view name) const {
@@ -103,6 +118,14 @@ int64_t Call::result_elements() const {
     elements += std::accumulate(result.dimensions, result.dimensions + result.rank, int64_t{1}, std::multiplies<>());
   }
   return elements;
+}
+
+int Call::device_ordinal() const {
+  DeviceOrdinalGet get = {sizeof(DeviceOrdinalGet), nullptr, frame_.context, 0};
+  const bool has_it = api().size >= sizeof(Api);
+  if (!has_it || api().get_device_ordinal(&get) != nullptr)
+    throw invalid("the XLA of this jaxlib does not say on which of several devices it runs: install a newer one");
+  return get.ordinal;
 }
 
 Future* Call::promise(Failure*& failure) const {
@@ -123,9 +146,15 @@ const Buffer& Call::buffer(const Arguments& arguments, int64_t place) {
 }
 
 Array Call::array_of(const Buffer& buffer) {
-  Array array = {buffer.data, {dtype_of(buffer.element), Shape(buffer.dimensions, buffer.dimensions + buffer.rank)}};
-  if (buffer.element == Element::complex64 || buffer.element == Element::complex128) array.spec.shape.push_back(2);
+  const Raw raw = raw_of(buffer);
+  Array array = {raw.data, {raw.dtype, Shape(raw.shape, raw.shape + raw.dimensions)}};
+  if (raw.is_complex) array.spec.shape.push_back(2);
   return array;
+}
+
+Call::Raw Call::raw_of(const Buffer& buffer) {
+  const bool is_complex = buffer.element == Element::complex64 || buffer.element == Element::complex128;
+  return {buffer.data, dtype_of(buffer.element), is_complex, buffer.rank, buffer.dimensions};
 }
 
 uint32_t& Call::word_of(const Buffer& buffer) {

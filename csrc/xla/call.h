@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -26,13 +28,26 @@ class Call {
   // All throw invalid for what is not there, or is something else.
   int64_t integer(std::string_view name) const;
   double number(std::string_view name) const;
-  std::string text(std::string_view name) const;
+  std::string text(std::string_view name) const { return std::string(view(name)); }
+  std::string_view view(std::string_view name) const;  // as long as the program
+  // Quicker than one after the other where the names are in the order of the alphabet, as XLA has them.
+  void read_integers(std::initializer_list<std::pair<std::string_view, int64_t*>> wanted) const;
   std::vector<int64_t> integers(std::string_view name) const;  // in a text, with commas
 
   int64_t arguments() const { return frame_.arguments.count; }
   int64_t results() const { return frame_.results.count; }
   Array argument(int64_t place) const { return array_of(buffer(frame_.arguments, place)); }
   Array result(int64_t place) const { return array_of(buffer(frame_.results, place)); }
+  // The same without a list of dimensions, which lives as long as the frame. A complex number is a pair of `dtype`.
+  struct Raw {
+    void* data;
+    DType dtype;
+    bool is_complex;
+    int64_t dimensions;
+    const int64_t* shape;
+  };
+  Raw raw_argument(int64_t place) const { return raw_of(buffer(frame_.arguments, place)); }
+  Raw raw_result(int64_t place) const { return raw_of(buffer(frame_.results, place)); }
   // Of all results together, of whatever dtype.
   int64_t result_elements() const;
   // Of an array of one uint32.
@@ -41,6 +56,8 @@ class Call {
   void* argument_address(int64_t place) const { return buffer(frame_.arguments, place).data; }
   void* result_address(int64_t place) const { return buffer(frame_.results, place).data; }
 
+  // The device of the program among those of this process. Throws invalid where an older XLA does not say.
+  int device_ordinal() const;
   const Api& api() const { return *frame_.api; }
   // XLA goes on when it is set; null where it cannot be made, and then `failure` says why.
   Future* promise(Failure*& failure) const;
@@ -51,6 +68,7 @@ class Call {
   const void* attribute(std::string_view name) const;
   static const Buffer& buffer(const Arguments& arguments, int64_t place);
   static Array array_of(const Buffer& buffer);
+  static Raw raw_of(const Buffer& buffer);
   static uint32_t& word_of(const Buffer& buffer);
 
   CallFrame& frame_;

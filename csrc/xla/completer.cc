@@ -40,6 +40,19 @@ bool wait_for(Handle& handle, double timeout_s) {
   return engine ? engine->wait(handle, timeout_s, &is_never_interrupted) : handle.wait(timeout_s);
 }
 
+bool Started::wait(double timeout_s) const {
+  if (exchange) return exchange->wait(timeout_s);
+  return !handle || wait_for(*handle, timeout_s);
+}
+
+void Started::require() const {
+  if (error) throw Error(*error);
+  if (exchange)
+    exchange->require();
+  else
+    handle->result();
+}
+
 void wait_until_memory_is_free() {
   tickets().await_all();
   while (!Waiter::comes_true([] { return tickets().are_done(); }, kLong_s)) continue;
@@ -67,29 +80,19 @@ bool Completion::is_done() const {
 
 bool Completion::wait(double timeout_s) {
   const double deadline = now_s() + timeout_s;
-  for (; done_ < entries_.size(); ++done_) {
-    const std::shared_ptr<Handle>& handle = entries_[done_].started.handle;
-    if (handle && !wait_for(*handle, std::max(deadline - now_s(), 0.0))) return false;
-  }
+  for (; done_ < entries_.size(); ++done_)
+    if (!entries_[done_].started.wait(std::max(deadline - now_s(), 0.0))) return false;
   return true;
 }
 
 bool Completion::has_failed_early() const {
-  const bool has_failed =
-      error_of([&] {
-        for (const Entry& entry : entries_)
-          if (entry.started.handle) entry.started.handle->result();
-      }).has_value() ||
-      std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.started.error.has_value(); });
-  return has_failed && !tickets().are_free();
+  const auto has_failed = [](const Entry& entry) { return error_of([&] { entry.started.require(); }).has_value(); };
+  return std::any_of(entries_.begin(), entries_.end(), has_failed) && !tickets().are_free();
 }
 
 std::optional<Error> Completion::take_results() {
   const std::optional<Error> error = error_of([&] {
-    for (const Entry& entry : entries_) {
-      if (entry.started.error) throw Error(*entry.started.error);
-      entry.started.handle->result();
-    }
+    for (const Entry& entry : entries_) entry.started.require();
     copy_results();
   });
   if (error) wait_until_memory_is_free();
@@ -127,15 +130,27 @@ Started Tickets::await(uint32_t ticket) {
 }
 
 void Tickets::await_all() {
-  const Lock lock(mutex_);
-  for (auto& [ticket, started] : started_) started.is_awaited = true;
+  std::vector<std::shared_ptr<Exchange>> exchanges;
+  {
+    const Lock lock(mutex_);
+    for (auto& [ticket, started] : started_) {
+      started.is_awaited = true;
+      if (started.exchange) exchanges.push_back(started.exchange);
+    }
+  }
+  for (const std::shared_ptr<Exchange>& exchange : exchanges) exchange->leave_to_engine();
 }
 
 std::vector<std::shared_ptr<Handle>> Tickets::awaited() const {
   const Lock lock(mutex_);
   std::vector<std::shared_ptr<Handle>> handles;
-  for (const auto& [ticket, started] : started_)
-    if (started.is_awaited && !started.is_done()) handles.push_back(started.handle);
+  for (const auto& [ticket, started] : started_) {
+    if (!started.is_awaited) continue;
+    const std::vector<std::shared_ptr<Handle>> own =
+        started.exchange ? started.exchange->handles() : std::vector<std::shared_ptr<Handle>>{started.handle};
+    for (const std::shared_ptr<Handle>& handle : own)
+      if (handle && !handle->is_done()) handles.push_back(handle);
+  }
   return handles;
 }
 

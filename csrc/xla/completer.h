@@ -13,19 +13,25 @@
 #include "base/error.h"
 #include "base/thread_annotations.h"
 #include "record/handle.h"
+#include "xla/exchange.h"
 #include "xla/ffi.h"
 
 namespace ringtrain::xla {
 
-// A Handle, or why there is none: to start an operation never fails in XLA's eyes. If it did, XLA would leave out the
-// rest of the program on this rank alone, and the others would wait for it.
+// What a call has started, or why it has not: to start something never fails in XLA's eyes. If it did, XLA would leave
+// out the rest of the program on this rank alone, and the others would wait for it.
 struct Started {
-  std::shared_ptr<Handle> handle;
+  std::shared_ptr<Handle> handle;      // of an operation of all ranks
+  std::shared_ptr<Exchange> exchange;  // of messages
   std::optional<Error> error;
   bool is_awaited = false;  // by a program
 
-  bool is_done() const { return !handle || handle->is_done(); }
-  bool is_memory_free() const { return !handle || handle->is_memory_free(); }
+  bool is_done() const { return exchange ? exchange->is_done() : !handle || handle->is_done(); }
+  bool is_memory_free() const { return exchange ? exchange->is_memory_free() : !handle || handle->is_memory_free(); }
+  // Whether it is done; waits for at most `timeout_s`, and does the engine's work meanwhile where it can.
+  bool wait(double timeout_s) const;
+  // Once it is done. Throws the error with which it ended, if it did.
+  void require() const;
 };
 
 // Operations that a program of XLA has started and not finished. XLA passes arrays about, and nothing else: so what has

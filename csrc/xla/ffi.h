@@ -126,6 +126,15 @@ struct StreamGet {
   void* stream;  // of the GPU: where the program runs
 };
 
+struct RunIdGet;  // not used
+
+struct DeviceOrdinalGet {
+  size_t size;
+  Extension* extension;
+  void* context;
+  int32_t ordinal;  // among the devices of this process
+};
+
 struct Api {
   size_t size;
   Extension* extension;
@@ -138,6 +147,8 @@ struct Api {
   Failure* (*create_future)(FutureCreate*);
   Failure* (*set_available)(FutureSetAvailable*);
   Failure* (*set_error)(FutureSetError*);
+  Failure* (*get_run_id)(RunIdGet*);
+  Failure* (*get_device_ordinal)(DeviceOrdinalGet*);
 };
 
 struct CallFrame {

@@ -22,6 +22,16 @@ void copy_through(const Call& call, int64_t results) {
   for_each_moved(call, results, [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
 }
 
+// Whether the messages of one exchange end here and now, and well.
+bool is_exchanged(const Call& call) {
+  require_in_place(call);
+  const uint32_t ticket = call.argument_word(call.results());
+  const Started started = tickets().await(ticket);
+  if (started.error || !started.wait(kMessage_s) || error_of([&] { started.require(); })) return false;
+  tickets().forget(ticket);
+  return true;
+}
+
 Completion completion_of(const Call& call) {
   std::vector<uint32_t> numbers;
   for (int64_t i = 0; i < call.integer("tickets"); ++i) numbers.push_back(call.argument_word(call.results() + i));
@@ -42,9 +52,11 @@ Completion completion_of(const Call& call) {
 Failure* start(CallFrame* frame) {
   return handle(frame, [](const Call& call) -> Failure* {
     Started started;
+    const bool is_exchange = kind_of(call) == OpKind::transfer;
+    if (is_exchange) started.exchange = std::make_shared<Exchange>();
     started.error = error_of([&] {
-      if (kind_of(call) == OpKind::transfer)
-        started.handle = submit_message(call);
+      if (is_exchange)
+        started.exchange->begin(call);
       else
         started.handle = submit(call, is_weighted(call) ? call.argument_address(1) : nullptr);
     });
@@ -55,10 +67,11 @@ Failure* start(CallFrame* frame) {
 
 Failure* finish(CallFrame* frame) {
   return handle(frame, [](const Call& call) -> Failure* {
+    const bool is_exchange = kind_of(call) == OpKind::transfer;
+    if (is_exchange && is_exchanged(call)) return nullptr;
     Completion completion = completion_of(call);
-    const bool is_message = kind_of(call) == OpKind::transfer;
-    const bool waits_here = is_message || call.result_elements() <= kFew;
-    const bool is_done = completion.is_done() || (waits_here && completion.wait(is_message ? kMessage_s : kHandOver_s));
+    const bool waits_here = !is_exchange && call.result_elements() <= kFew;
+    const bool is_done = completion.is_done() || (waits_here && completion.wait(kHandOver_s));
     if (is_done && !completion.has_failed_early()) {
       const std::optional<Error> error = completion.take_results();
       return error ? failure_of(call.api(), *error) : nullptr;

@@ -15,8 +15,8 @@ namespace ringtrain::xla {
 
 // Any thread of XLA's.
 // (array) -> (the same array in place, ticket) for allreduce and broadcast, (array) -> (ticket) for what has a result
-// of another shape, (any arrays) -> (ticket) for barrier; of a message (array, ...) -> (ticket) for the sender and
-// (...) -> (array, ticket) for the receiver, whose array is complete in finish().
+// of another shape, (any arrays) -> (ticket) for barrier; of messages (arrays to send, ...) -> (received arrays, one
+// ticket for all), which are complete in finish().
 Failure* start(CallFrame* frame);
 // (arrays, their tickets, any other tickets) -> (results). An array that was changed in place is its own result.
 Failure* finish(CallFrame* frame);

@@ -20,6 +20,8 @@ Request request_of(const Call& call) {
   Operation& operation = request.operation;
   operation.kind = kind_of(call);
   operation.name = call.text("name");
+  // Each device of a rank meets the same one of the other ranks.
+  if (call.integer("is_per_device") != 0) operation.name += "@" + std::to_string(call.device_ordinal());
   operation.process_set = static_cast<int32_t>(call.integer("process_set"));
   operation.op = static_cast<ReduceOp>(call.integer("op"));
   operation.root = static_cast<int32_t>(call.integer("root"));
@@ -80,22 +82,6 @@ std::shared_ptr<Handle> submit(const Call& call, const void* weight, int device,
   if (is_weighted(call)) builder.set_weight(number_at(weight, call.argument(1).spec.dtype));
   builder.set_splits(call.integers("splits"));
   // The next finish() wakes the engine, or does its work.
-  return builder.submit(call.integer("is_awaited") != 0 ? Engine::Caller::waits : Engine::Caller::goes_on);
-}
-
-std::shared_ptr<Handle> submit_message(const Call& call) {
-  Request request;
-  request.site = std::make_shared<const std::string>(call.text("site"));
-  request.title = std::make_shared<const std::string>(call.text("title"));
-  request.operation.kind = OpKind::transfer;
-  request.operation.process_set = static_cast<int32_t>(call.integer("process_set"));
-  request.operation.numbers = {call.integer("source"), call.integer("dest"), call.integer("tag")};
-  SubmissionBuilder builder(std::move(request));
-  const bool receives = call.results() > 1;
-  Array array = receives ? call.result(0) : call.argument(0);
-  const TensorView view{array.data, std::move(array.spec), TensorView::kHost, nullptr};
-  builder.add_input(view);
-  if (receives) builder.add_output(view);
   return builder.submit(call.integer("is_awaited") != 0 ? Engine::Caller::waits : Engine::Caller::goes_on);
 }
 

@@ -24,9 +24,6 @@ inline bool is_weighted(const Call& call) { return call.integer("is_weighted") !
 std::shared_ptr<Handle> submit(const Call& call, const void* weight, int device = TensorView::kHost,
                                CudaStream stream = nullptr);
 
-// Hands one end of a message between two ranks to the engine: the argument is sent, or the first result received.
-std::shared_ptr<Handle> submit_message(const Call& call);
-
 // Of the results in place, which must be where the engine has written them. XLA may have copied what it was given.
 void require_in_place(const Call& call);
 

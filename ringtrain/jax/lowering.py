@@ -24,7 +24,7 @@ from jaxlib.mlir.dialects import stablehlo
 import ringtrain._core as _core
 from ringtrain._core import OpKind
 from ringtrain.engine.process_sets import global_process_set
-from ringtrain.jax import waits
+from ringtrain.jax import private, waits
 from ringtrain.jax.ffi import ffi_lowering
 from ringtrain.jax.primitives import (
     KINDS,
@@ -64,6 +64,8 @@ def _let_programs_end() -> None:
 # ----------------------------------------------------------------------------------------------------------- operations
 
 _IN_PLACE = (OpKind.ALLREDUCE, OpKind.BROADCAST)
+# The rank of a message that is not there.
+_NOWHERE = -1
 
 
 # Whether a program was compiled that is right for the ranks of this generation only.
@@ -146,8 +148,7 @@ class _Program:
 
     @staticmethod
     def of(ctx: Any) -> _Program:
-        kept: dict[Any, Any] = ctx.module_context.cached_primitive_lowerings
-        program: _Program = kept.setdefault(_Program, _Program())
+        program: _Program = private.kept_with_program(ctx).setdefault(_Program, _Program())
         return program
 
     def note_region(self, place: Place) -> None:
@@ -207,7 +208,7 @@ def _given(names: Names) -> frozenset[str]:
 
 def _lowering_of(kind: OpKind) -> Callable[..., Any]:
     def lower(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
-        _require_one_device(ctx)
+        is_per_device = _is_per_device(ctx)
         _note_ranks(kind, how)
         arrays, weight = how.split(operands)
         if how.is_alone:
@@ -224,6 +225,7 @@ def _lowering_of(kind: OpKind) -> Callable[..., Any]:
                     "name": base + part,
                     "priority": np.int64(how.priorities[place] if how.priorities else 0),
                     "is_awaited": np.int64(len(arrays) == 1),
+                    "is_per_device": np.int64(is_per_device),
                 }
                 given = Typed(array, ctx.avals_in[place])
                 value, ticket = _start(ctx, kind, given, attributes, [*weights, *independent.ends()])
@@ -237,7 +239,7 @@ def _lowering_of(kind: OpKind) -> Callable[..., Any]:
 
 
 def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
-    _require_one_device(ctx)
+    is_per_device = _is_per_device(ctx)
     _note_ranks(OpKind.BARRIER, how)
     if how.is_alone:
         return operands
@@ -248,6 +250,7 @@ def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
         "name": name,
         "priority": np.int64(0),
         "is_awaited": np.int64(1),
+        "is_per_device": np.int64(is_per_device),
     }
     with _before_earlier_finishes(program, operands, program.tickets_before()) as independent:
         call = ffi_lowering("ringtrain_start", has_side_effect=True)
@@ -273,62 +276,43 @@ def _lower_exchange(ctx: Any, *operands: Any, ends: Ends) -> Any:
     program = _Program.of(ctx)
     sent, like = ends.split(operands)
     avals, of_like = ends.split(ctx.avals_in)
-    own = (ends.process_set.ranks or [])[ends.process_set.rank() or 0]
-    received, tickets = [], []
+    if ends.source is None and ends.dest is None:
+        return like
+    sent, avals = (sent, avals) if ends.dest is not None else ([], [])
+    of_received = of_like if ends.source is not None else []
     with _before_earlier_finishes(program, sent, program.tickets_before(is_message=True)) as independent:
         before = independent.ends()
-        if ends.source is not None:
-            way = _way(ends, ends.source, own, ends.recvtag)
-            for aval in of_like:
-                array, ticket = _start_message(ctx, before, [aval, TICKET], way)
-                received.append(array)
-                before = [Typed(ticket, TICKET)]
-                tickets.append(ticket)
-        if ends.dest is not None:
-            way = _way(ends, own, ends.dest, ends.sendtag)
-            for array, aval in zip(sent, avals, strict=True):
-                (ticket,) = _start_message(ctx, [Typed(array, aval), *before], [TICKET], way)
-                before = [Typed(ticket, TICKET)]
-                tickets.append(ticket)
-        independent.wait_for(tickets)
-    if not tickets:
-        return like
-    # The arrays to send stay until then. A ticket is a result, as a mark where nothing is received.
-    values = [*received, tickets[-1]]
-    typed = [*of_like[: len(received)], TICKET, *([TICKET] * len(tickets)), *avals]
-    others = [*independent.tickets(), tickets[-1]]
+        call = ffi_lowering("ringtrain_start", has_side_effect=True)
+        context = ctx.replace(avals_in=[*avals, *(one.aval for one in before)], avals_out=[*of_received, TICKET])
+        *received, ticket = call(
+            context,
+            *(*sent, *(one.value for one in before)),
+            kind=np.int64(OpKind.TRANSFER.value),
+            process_set=np.int64(ends.process_set.process_set_id or 0),
+            source=np.int64(_NOWHERE if ends.source is None else ends.source),
+            dest=np.int64(_NOWHERE if ends.dest is None else ends.dest),
+            sendtag=np.int64(ends.sendtag),
+            recvtag=np.int64(ends.recvtag),
+            sent=np.int64(len(sent)),
+            site=ends.place,
+        )
+        independent.wait_for([ticket])
+    # The arrays to send stay until then. The ticket is a result, as a mark where nothing is received.
+    values, typed = [*received, ticket], [*of_received, TICKET]
+    others = [*independent.tickets(), ticket]
     call = ffi_lowering(
         "ringtrain_finish", has_side_effect=True, operand_output_aliases={place: place for place in range(len(values))}
     )
     results = call(
-        ctx.replace(avals_in=[*typed, *([TICKET] * len(others))], avals_out=typed[: len(values)]),
-        *(*values, *tickets, *sent, *others),
+        ctx.replace(avals_in=[*typed, TICKET, *avals, *([TICKET] * len(others))], avals_out=typed),
+        *(*values, ticket, *sent, *others),
         kind=np.int64(OpKind.TRANSFER.value),
-        tickets=np.int64(len(tickets)),
+        tickets=np.int64(1),
     )
     end = Typed(results[-1], TICKET)
     place = Place(end.value.owner, ir.InsertionPoint.current.block, [end])
-    program.operations.append(_Operation(place, tickets, scope=scope_of(place.block), is_message=True))
+    program.operations.append(_Operation(place, [ticket], scope=scope_of(place.block), is_message=True))
     return results[:-1] if ends.source is not None else like
-
-
-def _way(ends: Ends, source: int, dest: int, tag: int) -> dict[str, Any]:
-    return {
-        "kind": np.int64(OpKind.TRANSFER.value),
-        "process_set": np.int64(ends.process_set.process_set_id or 0),
-        "source": np.int64(source),
-        "dest": np.int64(dest),
-        "tag": np.int64(tag),
-        "site": ends.place,
-        "title": f'transfer "message from rank {source} to {dest}, tag {tag}"',
-        "is_awaited": np.int64(1),
-    }
-
-
-def _start_message(ctx: Any, operands: Sequence[Typed], results: Sequence[Any], way: dict[str, Any]) -> Any:
-    call = ffi_lowering("ringtrain_start", has_side_effect=True)
-    context = ctx.replace(avals_in=[one.aval for one in operands], avals_out=list(results))
-    return call(context, *(one.value for one in operands), **way)
 
 
 def _attributes(kind: OpKind, names: Names, how: How) -> dict[str, Any]:
@@ -495,25 +479,29 @@ def _lower_report_differences(
     return call(ctx, array, flags, names="\n".join(names), before=before, after=after, rank=np.int64(rank))
 
 
-def _require_one_device(ctx: Any) -> None:
-    devices = _devices(ctx.module_context.axis_context)
+def _is_per_device(ctx: Any) -> bool:
+    """Whether each of several devices of this rank carries out the operation, with its own part of the arrays.
+
+    Raises ValueError in a program for several devices that does not say what each of them does.
+    """
+    devices = private.count_devices(ctx)
     if devices > jax.local_device_count():
         raise ValueError(
             f"an operation over the ranks inside a program for {devices} devices of several ranks: such a program sums "
             "over the ranks itself, as by jnp.mean or jax.lax.psum. Call the operation outside of it"
         )
-    if devices > 1:
+    if devices > 1 and not (private.is_per_device(ctx) and private.platforms_of(ctx) == ("cpu",)):
         raise ValueError(
             f"an operation over the ranks inside a program for {devices} devices of this rank: each of them would call "
-            "it. Sum over the local devices first and call it outside, or start one rank for each device"
+            "it. On CPUs call it within jax.shard_map over all of these devices, where each carries it out with the "
+            "same device of the other ranks; or call it outside of the program; or start one rank for each device"
         )
+    return devices > 1
 
 
-def _devices(axis_context: Any) -> int:
-    """However this version of JAX says it; what it does not say is one."""
-    mesh, environment = getattr(axis_context, "mesh", None), getattr(axis_context, "axis_env", None)
-    return max(
-        int(getattr(mesh, "size", 1)),
-        int(getattr(environment, "nreps", 1)),
-        int(getattr(axis_context, "num_devices", 1) or 1),
-    )
+def _require_one_device(ctx: Any) -> None:
+    if _is_per_device(ctx):
+        raise ValueError(
+            "send, recv and sendrecv inside a program for several devices of this rank: start a rank for each device, "
+            "or call them outside of the program"
+        )

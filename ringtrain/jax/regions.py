@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.interpreters import mlir as rules  # the only place where JAX says how it compiles its own primitives
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.extend.core.primitives import call_p, closed_call_p
 from jax.interpreters import mlir, partial_eval
 from jaxlib.mlir import ir
 
 from ringtrain._core import OpKind
+from ringtrain.jax import private
 from ringtrain.jax.ffi import ffi_lowering
 
 TICKET = jax.core.ShapedArray((1,), np.dtype(np.uint32))
@@ -102,8 +102,8 @@ def register_regions(
             mlir.register_lowering(primitive, _inlined(_rule_of(primitive), ours), platform=platform, **UNCACHED)
     known.update((jax.lax.while_p, jax.lax.cond_p, *_calls()))
     tables: dict[str | None, Mapping[Primitive, Any]] = {
-        None: rules._lowerings,
-        **{platform: rules._platform_specific_lowerings[platform] for platform in _PLATFORMS},
+        None: private.LOWERINGS,
+        **{platform: private.PLATFORM_LOWERINGS[platform] for platform in _PLATFORMS},
     }
     lengths: list[int] = []
 
@@ -164,8 +164,8 @@ def _anew(rule: _Rule, ours: frozenset[Primitive]) -> _Rule:
         if not _has_any(params.values(), ours):
             return rule(ctx, *operands, **params)
         with contextlib.ExitStack() as emptied:
-            for name in ("cached_primitive_lowerings", "lowering_cache"):
-                emptied.enter_context(_emptied(getattr(ctx.module_context, name, {})))
+            for cache in private.caches_of(ctx):
+                emptied.enter_context(_emptied(cache))
             return rule(ctx, *operands, **params)
 
     return lower
@@ -226,7 +226,7 @@ def _inlined(rule: _Rule, ours: frozenset[Primitive]) -> _Rule:
 
 
 def _rule_of(primitive: Primitive) -> _Rule:
-    entry: Any = rules._lowerings[primitive]
+    entry: Any = private.LOWERINGS[primitive]
     rule: _Rule = getattr(entry, "rule", entry)  # in older versions the entry is the rule
     return rule
 
@@ -274,6 +274,8 @@ def _with_end(program: ClosedJaxpr, *carried: Any, returns: bool = True) -> Clos
 def _end_of(program_of: _ProgramOf) -> _Rule:
     def lower(ctx: Any) -> Any:
         ends = [end for place in program_of(ctx).places() for end in place.ends]
+        if len(ends) == 1 and ends[0].aval == TICKET:
+            return [ends[0].value]
         return [_after(ctx, Typed(mlir.ir_constant(np.zeros(1, np.uint32)), TICKET), ends)]
 
     return lower

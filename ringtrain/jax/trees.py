@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.lax import lax  # the only place where JAX makes arrays with a weak type
 
 import ringtrain._core as _core
 from ringtrain.arrays import jax as of_jax
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
+from ringtrain.jax import private
 from ringtrain.ops import objects
 from ringtrain.training import replicas
 
@@ -140,7 +140,7 @@ def is_weak(array: Any) -> bool:
 
 
 def as_weak(array: Any) -> Any:
-    return lax._convert_element_type(array, weak_type=True)
+    return private.with_weak_type(array)
 
 
 # --- the same parameters on every rank --------------------------------------------------------------------------------

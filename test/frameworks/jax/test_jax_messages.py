@@ -198,10 +198,13 @@ def test_messages_in_calls_of_every_kind_keep_their_order(kind):
         first, second = called(busy(a, rounds_a)), called(busy(b, rounds_b))
         return first, second, called(first)
 
+    arguments = jnp.full(4, rank + 1.0), jnp.full(4, 10.0 * (rank + 1)), *((100, 1) if rank == 0 else (1, 100))
+    if kind == "shard_map" and not hasattr(jax, "shard_map"):  # an older JAX makes a function of it
+        with pytest.raises(NotImplementedError, match="have no place in the order of the program"):
+            program(*arguments)
+        return
     with hvd.errors():
-        results = program(
-            jnp.full(4, rank + 1.0), jnp.full(4, 10.0 * (rank + 1)), *((100, 1) if rank == 0 else (1, 100))
-        )
+        results = program(*arguments)
         for result, right in zip(results, (other + 1.0, 10.0 * (other + 1), rank + 1.0), strict=True):
             require_equal(result, np.full(4, right))
 
