@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from ringtrain.engine.handles import Handle
 from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.engine.submission import submit_barrier
 from ringtrain.errors import RingtrainError
+from ringtrain.jax import private
 from ringtrain.job import elastic_client, session
 from ringtrain.job.host import addresses_of, usual_address
 from ringtrain.ops.objects import broadcast_object
@@ -77,6 +79,7 @@ def init(
     _core.carry_collectives_of_xla(rank, size)
     jax.config.update("jax_cpu_collectives_implementation", "mpi")
     address = broadcast_object(_own_address() if rank == 0 else None, 0)
+    private.after_compiling(_require_all_ranks)
     jax.distributed.initialize(address, size, rank, cluster_detection_method="deactivate")
 
 
@@ -101,6 +104,25 @@ def _require_possible() -> None:
     raise RingtrainError(
         "jaxlib was loaded before ringtrain, and looks for the carrier of its collectives only then: import "
         f"ringtrain.jax before jax, start with ringrun, or set MPITRAMPOLINE_LIB={_core.__file__}"
+    )
+
+
+# What XLA calls an exchange between devices.
+_EXCHANGES = re.compile(r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-[a-z]+)(-start)?\(")
+
+
+def _require_all_ranks(executable: Any, devices: list[Any]) -> None:
+    """XLA calls only the ranks that have a device in a mesh, and does not say which these are."""
+    ranks = sorted({device.process_index for device in devices})
+    if not 1 < len(ranks) < session.size():
+        return
+    if not any(_EXCHANGES.search(module.to_string()) for module in executable.hlo_modules()):
+        return
+    raise NotImplementedError(
+        f"a program for the devices of ranks {', '.join(map(str, ranks))} exchanges values between them: with "
+        "ringtrain a mesh has devices of all ranks, since XLA calls no others, and all open a mesh together. Make a "
+        "mesh of all devices with one axis more, and compute along one of its axes, as in "
+        "Mesh(np.array(jax.devices()).reshape(2, -1), ('group', 'data')); or call hvd.allreduce with process_set="
     )
 
 

@@ -251,6 +251,28 @@ def test_a_rank_that_does_not_use_a_mesh_is_named_with_the_rule_about_first_uses
     assert "rank 0 submitted it (at the first use of a mesh of devices, for which ringtrain needs all ranks" in text
 
 
+@pytest.mark.ranks(4, isolated=True)
+def test_a_mesh_of_some_ranks_that_exchange_values_is_refused_with_the_road_that_works():
+    distributed.init()
+    rank, devices = ringtrain.rank(), jax.devices()
+    if rank < 2:
+        some = mesh_of(devices[:2], "i")
+        array = placed(np.ones((2, 3), "float32"), some, spec("i"))
+        alone = jax.jit(shard_map(lambda x: 2 * x, some, spec("i"), spec("i")))(array)
+        require_equal(np.asarray(alone.addressable_data(0)), np.full((1, 3), 2, "float32"))
+        with pytest.raises(
+            NotImplementedError, match="a program for the devices of ranks 0, 1 exchanges values"
+        ) as seen:
+            jax.jit(shard_map(lambda x: lax.psum(x, "i"), some, spec("i"), spec()))(array)
+        assert "Mesh(np.array(jax.devices()).reshape(2, -1), ('group', 'data'))" in str(seen.value)
+    both = sharding.Mesh(np.array(devices).reshape(2, -1), ("group", "data"))
+    rows = np.arange(4, dtype="float32")[:, None]
+    sums = jax.jit(shard_map(lambda x: lax.psum(x, "data"), both, spec(("group", "data")), spec("group")))(
+        placed(rows, both, spec(("group", "data")))
+    )
+    require_equal(np.asarray(sums.addressable_data(0)), np.full((1, 1), 1 if rank < 2 else 5, "float32"))
+
+
 FAILING = """
 import os, pathlib, signal, sys, time
 import jax, numpy as np  # before ringtrain: ringrun has told jaxlib where the core is
