@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import ringtrain._core as _core
@@ -51,6 +53,43 @@ class OnGpu(NamedTuple):
 def on_gpu_of(adapter: Adapter, array: Any, view: View) -> OnGpu | None:
     """Returns the GPU of an operation on an array with this view; None in the memory of the host."""
     return OnGpu(view[3], functools.partial(adapter.stream, array)) if len(view) == 5 else None
+
+
+_LOOK_S = 0.2
+
+
+class _Limit(threading.local):
+    """How long this thread waits at most, for whatever it waits for."""
+
+    look_s = _LOOK_S
+    end_s = math.inf
+    timeout_s = math.inf
+
+    def error(self) -> StalledError:
+        return StalledError(
+            f"the operation has not ended within {self.timeout_s:g} s (timeout_s). It goes on, and its arrays are in "
+            "use: wait for its Handle again, or call shutdown()"
+        )
+
+
+_limit = _Limit()
+
+
+@contextmanager
+def time_limit(timeout_s: float | None, title: str) -> Iterator[None]:
+    """Let waits of this thread within it raise StalledError after so many seconds. None: there is no limit."""
+    if timeout_s is None:
+        yield
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise ValueError(f"{title}: timeout_s must be a number of seconds above 0, not {timeout_s!r}")
+    before = _limit.look_s, _limit.end_s, _limit.timeout_s
+    _limit.timeout_s = float(timeout_s)
+    _limit.look_s, _limit.end_s = min(_LOOK_S, timeout_s), time.monotonic() + timeout_s
+    try:
+        yield
+    finally:
+        _limit.look_s, _limit.end_s, _limit.timeout_s = before
 
 
 class Pending(Protocol[ResultOut]):
@@ -100,23 +139,27 @@ class Handle(Generic[Result]):
             RingtrainError: the operation failed; see ringtrain.errors.
         """
         try:
-            if not _core.wait(self._core, 0.2):
-                self._wait_long()
-            if self._on_gpu is not None:
+            is_done = _core.wait(self._core, _limit.look_s) or self._wait_long()
+            if is_done and self._on_gpu is not None:
                 self._let_stream_wait(self._on_gpu)
         except BaseException as error:
             report_failure(error)
             raise
+        if not is_done:
+            raise _limit.error()  # which is not a failure of the job
         if self._finish is not None:
             self._make_result()
         result: Result = self._result
         return result
 
-    def _wait_long(self) -> None:
-        """Come back to Python now and then, which looks for signals."""
+    def _wait_long(self) -> bool:
+        """Come back to Python now and then, which looks for signals. Returns whether it is done within the limit."""
         with waiting(self._core):
-            while not _core.wait(self._core, 0.2):
+            while (left_s := _limit.end_s - time.monotonic()) > 0:
+                if _core.wait(self._core, min(_LOOK_S, left_s)):
+                    return True
                 _core.require_initialized()  # a forked child would wait for ever
+        return False
 
     def _let_stream_wait(self, on_gpu: OnGpu) -> None:
         stream = on_gpu.stream()
@@ -209,21 +252,29 @@ def poll(handle: Pending[Any]) -> bool:
     return ask()
 
 
-def synchronize(handle: Pending[Result]) -> Result:
+def synchronize(handle: Pending[Result], timeout_s: float | None = None) -> Result:
     """Wait for an operation and return its result. Mirrors `horovod.synchronize`.
 
     On a GPU the current stream waits instead of the host, as in Horovod and PyTorch's DDP: what is put into it from
     then on sees the result.
 
+    Args:
+        handle: what an `_async` operation returned.
+        timeout_s: how long to wait. After that the operation goes on, and `handle` may be waited for again.
+
     Raises:
-        RingtrainError: the operation failed; see ringtrain.errors.
+        RingtrainError: the operation failed; see ringtrain.errors. StalledError: it has not ended within timeout_s.
         TypeError: `handle` is not what an `_async` operation returned.
+        ValueError: timeout_s is not above 0.
     """
     try:
         wait = handle.wait
     except AttributeError:
         raise _not_a_handle("synchronize", handle) from None
-    return wait()
+    if timeout_s is None:
+        return wait()
+    with time_limit(timeout_s, "synchronize"):
+        return wait()
 
 
 def _not_a_handle(title: str, given: object) -> TypeError:

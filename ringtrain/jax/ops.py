@@ -409,9 +409,9 @@ def scan(x: Arrays, op: ReduceOp = Sum, process_set: ProcessSet = global_process
     return x
 
 
-def barrier(process_set: ProcessSet = global_process_set) -> None:
+def barrier(process_set: ProcessSet = global_process_set, *, timeout_s: float | None = None) -> None:
     """Wait until all ranks have come here. Outside of jit; what JAX has been told to compute may go on meanwhile."""
-    ops.barrier(process_set)
+    ops.barrier(process_set, timeout_s=timeout_s)
 
 
 def barrier_on(x: Arrays, name: str | None = None, process_set: ProcessSet = global_process_set) -> Arrays:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ringtrain._core import OpKind, run_repeated
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.engine.handles import Handle
+from ringtrain.engine.handles import Handle, time_limit
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.submission import Operation, PreparedBroadcasts, run_in_place, start
 from ringtrain.failure import RepeatedSite
@@ -385,16 +385,17 @@ def _grouped_alltoall(
 # --- barrier and join -------------------------------------------------------------------------------------------------
 
 
-def barrier(process_set: ProcessSet = global_process_set) -> None:
+def barrier(process_set: ProcessSet = global_process_set, *, timeout_s: float | None = None) -> None:
     """Wait until all ranks have called it. Mirrors `horovod.barrier`.
 
     Args:
         process_set: the ranks that take part, all of which call it.
+        timeout_s: how long to wait. After that this rank still counts as one that has called it.
 
     Raises:
         NotInitializedError: before init().
-        ValueError: this rank is not in the process set.
-        RingtrainError: one of the ranks is lost, fails or does not arrive.
+        ValueError: this rank is not in the process set, or timeout_s is not above 0.
+        RingtrainError: one of the ranks is lost, fails or does not arrive. StalledError: not within timeout_s.
 
     Examples:
         >>> if hvd.rank() == 0:
@@ -403,7 +404,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         >>> os.path.isdir("checkpoints")  # on all ranks
         True
     """
-    start(Operation(OpKind.BARRIER, [], None, process_set), is_awaited=True).wait()
+    with time_limit(timeout_s, "barrier"):
+        start(Operation(OpKind.BARRIER, [], None, process_set), is_awaited=True).wait()
 
 
 def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> int:
