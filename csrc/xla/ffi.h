@@ -1,4 +1,4 @@
-// The part of XLA's foreign function interface that is used, written down: xla/ffi/api/c_api.h, versions 0.1 to 0.3.
+// The part of XLA's foreign function interface that is used, written down: xla/ffi/api/c_api.h, versions 0.1 to 0.5.
 // Its layouts only grow, and every struct says its own size.
 #pragma once
 

@@ -48,6 +48,6 @@ def api_version(header: str) -> int:
     if major != 0 or minor < _OWN_MINOR:
         raise ImportError(
             f"ringtrain.jax speaks version 0.{_OWN_MINOR} of XLA's FFI, and the XLA of jax {jax.__version__} has "
-            f"{major}.{minor}: install a ringtrain of the same year, or jax 0.4.38 to 0.10"
+            f"{major}.{minor}: install a ringtrain of the same year, or jax 0.4.38 to 0.12"
         )
     return _OWN_MINOR

@@ -125,7 +125,9 @@ def register_regions(
     return cover
 
 
-def _used(used: Sequence[bool], equation: Any) -> Any:
+def _used(*given: Any) -> Any:
+    """A rule of JAX that keeps the last of what it is given, an equation; before 0.12 that is the second."""
+    equation = given[-1]
     return [True] * len(equation.invars), equation
 
 
@@ -134,11 +136,12 @@ def _keep_with(primitive: Primitive, kept: frozenset[Primitive]) -> None:
     if getattr(rule, "keeps", False):
         return
 
-    def keep(used: Sequence[bool], equation: Any) -> Any:
+    def keep(used: Sequence[bool], *given: Any) -> Any:
+        equation = given[-1]
         if _has_any(equation.params.values(), kept):
-            return _used(used, equation)
+            return _used(equation)
         if rule is not None:
-            return rule(list(used), equation)
+            return rule(list(used), *given)
         is_used = any(used) or bool(equation.effects)
         return [is_used] * len(equation.invars), equation if is_used else None
 

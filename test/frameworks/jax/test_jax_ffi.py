@@ -44,6 +44,11 @@ STRUCTS = {
         "future": "future",
     },
 }
+# Where XLA has it.
+NEW_STRUCTS = {
+    ("DeviceOrdinalGet", "XLA_FFI_DeviceOrdinal_Get_Args"): {"context": "ctx", "ordinal": "device_ordinal"},
+    ("Api", "XLA_FFI_Api"): {"get_device_ordinal": "XLA_FFI_DeviceOrdinal_Get"},
+}
 ELEMENTS = {
     "boolean": "PRED",
     "int8": "S8",
@@ -61,7 +66,11 @@ ELEMENTS = {
 
 
 def checks():
-    for (own, theirs), fields in STRUCTS.items():
+    header = ffi.header().read_text()
+    new = NEW_STRUCTS if "XLA_FFI_DeviceOrdinal_Get_Args" in header else {}
+    for (own, theirs), fields in (*STRUCTS.items(), *new.items()):
+        if theirs == "XLA_FFI_Extension_Base" and theirs not in header:  # its name since jaxlib 0.12
+            theirs = "XLA_FFI_InternalExtension"
         for field, name in fields.items():
             yield f"offsetof(ringtrain::xla::{own}, {field}) == offsetof({theirs}, {name})"
     for own, name in ELEMENTS.items():
