@@ -2,6 +2,7 @@
 
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -385,6 +386,82 @@ def test_arrays_of_other_shapes_are_a_mismatch_on_both_ranks():
             jax.block_until_ready(jax.jit(lambda x: hvd.send(x, 1) if rank == 0 else hvd.recv(x, 0))(x))
         assert re.search(rf"rank 0 sent float64\[{length}\], rank 1 sent float64\[{length + 1}\]", seen.text)
         require_equal(jax.jit(lambda x: hvd.sendrecv(x, x, other, other))(jnp.arange(3) + rank), np.arange(3) + other)
+
+
+# ------------------------------------------------------------------------------ messages that the thread of XLA carries
+
+
+def in_a_loop_of(times, tag):
+    """Where the first message of a way has gone the usual way."""
+    other = 1 - hvd.rank()
+    return jax.jit(
+        lambda x: jax.lax.fori_loop(0, times, lambda _, y: hvd.sendrecv(y, y, other, other, tag, tag) + 1, x)
+    )
+
+
+@pytest.mark.ranks(2)
+def test_mistakes_after_many_messages_are_found_as_the_first_ones_are():
+    rank, other = hvd.rank(), 1 - hvd.rank()
+    for round_of in range(3):
+        tag = 20 + round_of
+        require_equal(in_a_loop_of(51, tag)(jnp.arange(3) + 10 * rank), np.arange(3) + 10 * other + 51)
+        another_length = lambda x, tag=tag: hvd.sendrecv(x, x, other, other, tag, tag)  # noqa: E731
+        with raises(ringtrain.MismatchError) as seen:
+            jax.block_until_ready(jax.jit(another_length)(jnp.ones(3 + rank)))
+        assert len(re.findall(r"test_jax_messages.py:\d+", seen.text)) == 2, seen.text
+        tag += 10
+        in_a_loop_of(50, tag)(jnp.arange(3))
+        both_receive = lambda x, tag=tag: hvd.recv(x, other, tag)  # noqa: E731
+        fails(
+            ringtrain.DeadlockError, both_receive, "rank 0 for transfer", "rank 1 for transfer", line_of(both_receive)
+        )
+
+
+@pytest.mark.ranks(2)
+def test_messages_inside_and_outside_of_programs_keep_their_order():
+    rank, tag = hvd.rank(), 40
+    exchange, receive = in_a_loop_of(20, tag), jax.jit(lambda x: hvd.recv(x, 0, tag))
+    send = jax.jit(lambda x: hvd.send(x, 1, tag))
+    before = ringtrain.metrics().get("transfer", {}).get("operations", 0)
+    for number in range(20):
+        require_equal(exchange(jnp.full(2, 1.0 * rank)), np.full(2, 20.0 + rank))
+        first = np.full(2, 100.0 + number)
+        if rank == 0:
+            ringtrain.send(first, 1, tag)
+            jax.block_until_ready(send(jnp.asarray(first + 1)))
+            ringtrain.send(first + 2, 1, tag)
+        else:
+            into = np.zeros(2)
+            handle = ringtrain.recv_async(into, 0, tag)
+            require_equal(receive(jnp.zeros(2)), first + 1)
+            ringtrain.synchronize(handle)
+            require_equal(into, first)
+            ringtrain.recv(into, 0, tag)
+            require_equal(into, first + 2)
+        if number % 5 == 0:
+            time.sleep(0.02 * rank)  # the other rank waits for longer than a moment
+    assert ringtrain.metrics()["transfer"]["operations"] - before == 20 * (2 * 20 + 3)
+
+
+@pytest.mark.ranks(2)
+def test_threads_have_messages_at_the_same_time():
+    rank = hvd.rank()
+
+    def work(tag):
+        for number in range(10):
+            require_equal(in_a_loop_of(30, tag)(jnp.full(2, number + 1.0 * rank)), np.full(2, number + 30.0 + rank))
+
+    def work_outside():
+        for number in range(200):
+            into = np.zeros(1)
+            handle = ringtrain.recv_async(into, 1 - rank, 52)
+            ringtrain.send(np.full(1, 1.0 * number), 1 - rank, 52)
+            ringtrain.synchronize(handle)
+            require_equal(into, np.full(1, 1.0 * number))
+
+    with ThreadPoolExecutor() as threads:
+        for done in [threads.submit(work, 50), threads.submit(work, 51), threads.submit(work_outside)]:
+            done.result()
 
 
 # --------------------------------------------------------------------------------------------------------------- drawn
