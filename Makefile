@@ -27,7 +27,7 @@ MPI ?= openmpi
 PYTHON ?= python3
 # MXNet 1.9.1 needs distutils, which Python 3.12 has no more.
 PYTHON_OF_MXNET ?= $(shell command -v python3.11 || command -v python3.10 || echo $(PYTHON))
-# JAX 0.12 needs Python 3.12. What pyenv calls python3.12 is there, and fails, where another version is chosen.
+# JAX 0.12 needs Python 3.12. The python3.12 of pyenv fails where another version is chosen.
 PYTHON_OF_NEWEST_JAX ?= $(shell for one in python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python); do \
 	$$one -c pass 2> /dev/null && echo $$one && break; done)
 VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))

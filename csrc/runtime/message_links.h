@@ -34,7 +34,7 @@ class MessageLink {
  public:
   virtual ~MessageLink() = default;
 
-  // What a word says. None is longer.
+  // The bytes of a word. None is longer.
   struct Text {
     static constexpr size_t kMostBytes = 896;
     size_t bytes = 0;

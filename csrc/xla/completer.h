@@ -18,8 +18,8 @@
 
 namespace ringtrain::xla {
 
-// What a call has started, or why it has not: to start something never fails in XLA's eyes. If it did, XLA would leave
-// out the rest of the program on this rank alone, and the others would wait for it.
+// An operation or messages that a call has started, or why it has not: to start something never fails in XLA's eyes. If
+// it did, XLA would leave out the rest of the program on this rank alone, and the others would wait for it.
 struct Started {
   std::shared_ptr<Handle> handle;      // of an operation of all ranks
   std::shared_ptr<Exchange> exchange;  // of messages

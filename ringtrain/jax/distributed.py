@@ -107,7 +107,7 @@ def _require_possible() -> None:
     )
 
 
-# What XLA calls an exchange between devices.
+# The names that XLA has for exchanges between devices.
 _EXCHANGES = re.compile(r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-[a-z]+)(-start)?\(")
 
 
