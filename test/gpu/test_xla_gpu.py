@@ -37,7 +37,7 @@ class Program:
         how = {
             **{"kind": kind.value, "op": op.value, "root": 1, "process_set": 0, "prescale": 1.0, "postscale": 1.0},
             **{"splits": splits, "codes": "", "threshold": 0.0, "site": "train.py:3", "name": name},
-            **{"priority": 0, "is_awaited": 0, "is_weighted": int(weight is not None)},
+            **{"priority": 0, "is_awaited": 0, "is_per_device": 0, "is_weighted": int(weight is not None)},
         }
         weights = [] if weight is None else [weight]
         self.xla.call("ringtrain_start", [array, *weights], [*in_place, self.tickets[name]], **how)
