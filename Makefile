@@ -113,7 +113,7 @@ newest-torch: .venv-newest-torch/.installed
 
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
-	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(THREE_AT_A_TIME) -k "not 3ranks" \
+	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(THREE_AT_A_TIME) -k "not 3ranks and not 2ranks-100" \
 	$(addprefix test/frameworks/jax/test_jax_,jit.py ffi.py ops.py programs.py messages.py private.py)
 
 newest-jax: .venv-newest-jax/.installed
