@@ -1,20 +1,24 @@
-// Observation of the engine: history, sums, timeline, and the stacks of this rank in a stall.
+// Observation of the engine: history, sums, timeline, the stacks of this rank in a stall, and questions from outside.
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
+#include "base/fork.h"
+#include "base/json.h"
 #include "base/signals.h"
 #include "base/thread_annotations.h"
 #include "base/wait.h"
+#include "network/answering.h"
 #include "python/bind.h"
+#include "python/stacks.h"
+#include "record/step_log.h"
 #include "runtime/engine.h"
+#include "runtime/status.h"
 
 namespace ringtrain {
 namespace {
@@ -83,20 +87,17 @@ nb::dict totals() {
 // ------------------------------------------------------------------------------------------ the stacks of this rank
 //
 // When all ranks are asked where their threads are, a thread calls a function of Python that tells it. A thread that
-// keeps the GIL, such as one inside a library written in C, would delay the answer. Therefore a second thread waits for
-// a moment and then raises a signal for itself, whose handler is that of faulthandler: the handler writes all stacks
-// without the GIL, and they do not change meanwhile, since no other thread runs Python. Both threads live for one
-// question only.
+// keeps the GIL would delay the answer. Therefore a second thread waits for a moment and then takes the stacks without
+// it (stacks.h). Both threads live for one question only.
 
-// Where faulthandler writes, what makes it do so, and where the stacks are kept then.
-struct StackDump {
-  int descriptor, signal;
+// Where stacks are written that were taken without the GIL.
+struct StackFile {
   std::string folder, file;
 };
 
 Mutex stacks_mutex;
 PyObject* describe_stacks GUARDED_BY(stacks_mutex) = nullptr;  // kept by us; changes with the GIL, too
-std::optional<StackDump> stack_dump GUARDED_BY(stacks_mutex);
+std::optional<StackFile> stack_file GUARDED_BY(stacks_mutex);
 
 void answer_question(const std::string& whereabouts) {
   if (const std::shared_ptr<Engine> engine = current_engine()) engine->answer(whereabouts);
@@ -117,62 +118,14 @@ void describe_with_gil(const std::string& question) {
   });
 }
 
-// The output of the handler of faulthandler.
-std::string take_dump(const StackDump& dump) {
-  if (ftruncate(dump.descriptor, 0) != 0 || lseek(dump.descriptor, 0, SEEK_SET) != 0) return "";
-  sigset_t only;
-  sigemptyset(&only);
-  sigaddset(&only, dump.signal);
-  pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
-  pthread_kill(pthread_self(), dump.signal);
-  pthread_sigmask(SIG_BLOCK, &only, nullptr);
-  std::string text(static_cast<size_t>(lseek(dump.descriptor, 0, SEEK_END)), ' ');
-  const ssize_t size = pread(dump.descriptor, text.data(), text.size(), 0);
-  text.resize(size < 0 ? 0 : static_cast<size_t>(size));
-  return text;
-}
-
-// "in load() at train.py:17", of `  File "train.py", line 17 in load`.
-std::string place_in(const std::string& line) {
-  const std::string before_number = "\", line ", before_name = " in ";
-  const size_t file = line.find('"') + 1, number = line.find(before_number), name = line.find(before_name, number);
-  if (number == std::string::npos || name == std::string::npos) return "";
-  const size_t digits = number + before_number.size();
-  const std::string function = line.substr(name + before_name.size());
-  std::string path = line.substr(file, number - file);
-  std::unique_ptr<char, decltype(&std::free)> folder(getcwd(nullptr, 0), &std::free);
-  if (const std::string below = folder ? folder.get() + std::string("/") : "/"; path.rfind(below, 0) == 0)
-    path.erase(0, below.size());
-  const std::string place = "at " + path + ":" + line.substr(digits, name - digits);
-  return function == "<module>" ? place : "in " + function + "() " + place;
-}
-
-// The innermost frame of the main thread that is of the script. faulthandler writes the main thread last.
-std::string whereabouts_in(const std::string& stacks) {
-  const auto is_of_library = [](const std::string& line) {
-    for (const char* part : {"/site-packages/", "/lib/python3", "/ringtrain/", "\"<"})
-      if (line.find(part) != std::string::npos) return true;
-    return false;
-  };
-  std::istringstream lines(stacks);
-  std::string innermost, of_script;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.find("(most recent call first)") != std::string::npos) innermost = of_script = "";
-    if (line.rfind("  File ", 0) != 0) continue;
-    if (innermost.empty()) innermost = place_in(line);
-    if (of_script.empty() && !is_of_library(line)) of_script = place_in(line);
-  }
-  return of_script.empty() ? innermost : of_script;
-}
-
 void describe_without_gil(const std::string& question) {
   std::string stacks;
   {
     const Lock lock(stacks_mutex);
-    if (!stack_dump) return;
-    stacks = take_dump(*stack_dump);
-    mkdir(stack_dump->folder.c_str(), 0777);
-    std::ofstream(stack_dump->file) << "stall: " << question << "\n" << stacks;
+    if (!stack_file) return;
+    stacks = dump_stacks();
+    mkdir(stack_file->folder.c_str(), 0777);
+    std::ofstream(stack_file->file) << "stall: " << question << "\n" << stacks;
   }
   const std::string place = whereabouts_in(stacks);
   answer_question((place.empty() ? "in a library" : place) + ", where it keeps the GIL");
@@ -191,15 +144,44 @@ void on_question(const std::string& question) {
   }).detach();
 }
 
-void set_stacks(PyObject* describe, std::optional<StackDump> dump) {
+// ------------------------------------------------------------------------------------------ questions from outside
+
+// Never destroyed: a process that ends without shutdown() leaves its threads alone.
+std::shared_ptr<Answering>& answering = *new std::shared_ptr<Answering>;  // changes with the GIL
+
+std::string answer_to(const std::string& request, int rank, double since_s, const std::map<int, int>& pids_of_host) {
+  if (request == R"("status")") return status_text(rank, since_s);
+  if (request == R"("states")") return states_text(pids_of_host);
+  if (request != R"("stacks")") return R"({"error":"unknown request"})";
+  const Stacks stacks = stacks_now();
+  const std::string place = whereabouts_in(stacks.text);
+  return R"({"rank":)" + std::to_string(rank) + R"(,"whereabouts":)" + quoted(place) + R"(,"is_gil_kept":)" +
+         (stacks.is_gil_kept ? "true" : "false") + R"(,"full_disks":)" + full_disks_text() + R"(,"stacks":)" +
+         quoted(stacks.text) + "}";
+}
+
+void start_answering(int listener, const nb::bytes& secret, int rank, const std::map<int, int>& pids_of_host) {
+  answering = owned_here(new Answering(
+      Descriptor(listener), {secret.c_str(), secret.size()},
+      [=, since_s = now_s()](const std::string& request) { return answer_to(request, rank, since_s, pids_of_host); }));
+}
+
+void stop_answering() {
+  std::shared_ptr<Answering> ending = std::exchange(answering, nullptr);
+  const ReleasedGil release;  // an answer that is under way may wait for it
+  ending.reset();
+}
+
+void set_stacks(PyObject* describe, std::optional<StackFile> file) {
   const Lock lock(stacks_mutex);
   std::swap(describe_stacks, describe);
-  stack_dump = std::move(dump);
+  stack_file = std::move(file);
   Py_XDECREF(describe);
 }
 
 void watch_stalls(nb::object describe, int descriptor, int signal, const std::string& folder, const std::string& file) {
-  set_stacks(describe.release().ptr(), StackDump{descriptor, signal, folder, file});
+  set_stack_signal(StackSignal{descriptor, signal});
+  set_stacks(describe.release().ptr(), StackFile{folder, file});
   require_engine()->on_question(&on_question);
 }
 
@@ -231,7 +213,19 @@ void bind_observation(nb::module_& module) {
       "When all ranks are asked where their threads are, since an operation waits for long, calls a function with "
       "the question, which should call answer_question(). If a thread keeps the GIL from that, raises a signal "
       "whose handler writes all stacks to a descriptor, and writes them to a file.");
-  module.def("ignore_stalls", [] { set_stacks(nullptr, std::nullopt); }, "Undoes watch_stalls().");
+  module.def(
+      "ignore_stalls",
+      [] {
+        set_stacks(nullptr, std::nullopt);
+        set_stack_signal(std::nullopt);
+      },
+      "Undoes watch_stalls().");
+  module.def("start_answering", &start_answering, nb::arg("listener"), nb::arg("secret"), nb::arg("rank"),
+             nb::arg("pids_of_host"),
+             "Tells all who connect to the listener, whose descriptor it takes over, and know the secret what this "
+             "rank does, until stop_answering(). pids_of_host: the processes of this host, by rank.");
+  module.def("stop_answering", &stop_answering);
+  module.def("note_step", &note_step, nb::arg("count"), "A step begins, the one of this number.");
   module.def("answer_question", &answer_question, nb::arg("whereabouts"),
              "Tells the other ranks where the main thread of this rank is, such as \"in load() at train.py:17\".");
   module.def("last_operations", &last_operations, "The last operations of this rank, and those pending, as dicts.");

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/thread_annotations.h"
@@ -24,21 +25,6 @@ constexpr size_t kMostNoted = 1 << 20;  // events; if the disk is so slow that m
 constexpr int kScript = 0, kFirstTrack = 1, kMostTracks = 4096;
 constexpr char kEnd[] = "\n]\n";
 constexpr size_t kEndBytes = sizeof(kEnd) - 1;
-
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof(code), "\\u%04x", static_cast<unsigned char>(c));
-      result += code;
-    } else {
-      result += c;
-    }
-  }
-  return result + "\"";
-}
 
 // In microseconds, to the nanosecond. Ten times as fast as printf's %.3f, of which a step has a thousand.
 void append_us(std::string& text, double seconds) {

@@ -127,6 +127,11 @@ void Engine::change_lanes(const std::function<void(Lanes&)>& change) {
   lanes_ = std::move(lanes);
 }
 
+std::map<int, std::vector<int>> Engine::process_sets() {
+  const Lock lock(lanes_mutex_);
+  return ranks_of_sets_;
+}
+
 Coordinator::Counts Engine::counts() {
   const Lock lock(lanes_mutex_);
   Coordinator::Counts sum = counts_of_ended_;
@@ -316,6 +321,8 @@ void Engine::open(int process_set) {
   lookout_.share();
   change_lanes([&](Lanes& lanes) { lanes.push_back(lane); });
   inbox_.allow(process_set, lane->arrivals());
+  const Lock lock(lanes_mutex_);
+  ranks_of_sets_[process_set] = lane->members();
 }
 
 void Engine::close(int process_set, ErrorKind kind, const std::string& why) {
@@ -326,6 +333,8 @@ void Engine::close(int process_set, ErrorKind kind, const std::string& why) {
   mail_->call_done();
   gpus_.close(process_set);
   sets_.close(process_set);
+  const Lock lock(lanes_mutex_);
+  ranks_of_sets_.erase(process_set);
 }
 
 // Submissions that have not been agreed on go to the lane of the world, as those that come from now on do. Once that

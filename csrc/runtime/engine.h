@@ -70,6 +70,10 @@ class Engine final : private Lane::Owner {
   void answer(const std::string& whereabouts);
   // Any thread. The last operations, and sums over all of them.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
+  // Any thread. The last one that has ended, if there is one, then those that have not.
+  std::vector<std::pair<SubmissionPtr, Progress>> present_operations() { return inbox_.last_operations(1); }
+  // Any thread. The ranks of each process set that this rank belongs to, but for the world.
+  std::map<int, std::vector<int>> process_sets();
   TotalsOfKinds totals() { return inbox_.totals(); }
   // Of all lanes, also those that have ended.
   Coordinator::Counts counts();
@@ -177,6 +181,7 @@ class Engine final : private Lane::Owner {
   std::vector<int> left_ GUARDED_BY(turn);                       // the first ranks that have left the job
   // Lanes that have ended, until nobody else has them: with the turn they are destroyed.
   std::vector<std::shared_ptr<Lane>> ended_ GUARDED_BY(turn);
+  std::map<int, std::vector<int>> ranks_of_sets_ GUARDED_BY(lanes_mutex_);
   Coordinator::Counts counts_of_ended_ GUARDED_BY(lanes_mutex_) = {};
   uint64_t rounds_on_node_of_ended_ GUARDED_BY(lanes_mutex_) = 0;
 

@@ -11,8 +11,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr size_t kCapacity = 1024;
-
 void add_to(Totals& totals, const Submission& submission) {
   const Progress& progress = submission.progress;
   ++totals.operations;
@@ -62,9 +60,11 @@ SubmissionPtr History::add(SubmissionPtr submission) {
   return submission;
 }
 
-std::vector<SubmissionPtr> History::last() const {
-  std::vector<SubmissionPtr> submissions(ring_.begin() + static_cast<std::ptrdiff_t>(next_), ring_.end());
-  submissions.insert(submissions.end(), ring_.begin(), ring_.begin() + static_cast<std::ptrdiff_t>(next_));
+std::vector<SubmissionPtr> History::last(size_t most) const {
+  most = std::min(most, ring_.size());
+  std::vector<SubmissionPtr> submissions;
+  submissions.reserve(most);
+  for (size_t i = ring_.size() - most; i < ring_.size(); ++i) submissions.push_back(ring_[(next_ + i) % ring_.size()]);
   return submissions;
 }
 
@@ -290,10 +290,11 @@ void Inbox::let_in_who_waits(const Key& key) {
   if (join != in_flight_.end() && !has_waiting(key.first)) announce(join->second);
 }
 
-std::vector<std::pair<SubmissionPtr, Progress>> Inbox::last_operations() {
+std::vector<std::pair<SubmissionPtr, Progress>> Inbox::last_operations(size_t most_ended) {
   const Lock lock(mutex_);
   std::vector<std::pair<SubmissionPtr, Progress>> operations;
-  for (const SubmissionPtr& submission : history_.last()) operations.emplace_back(submission, submission->progress);
+  for (const SubmissionPtr& submission : history_.last(most_ended))
+    operations.emplace_back(submission, submission->progress);
   const size_t ended = operations.size();
   for (const auto& [key, submission] : in_flight_) operations.emplace_back(submission, submission->progress);
   for (const auto& [key, submissions] : waiting_)

@@ -46,8 +46,9 @@ class History {
  public:
   // The one that it keeps no longer for that, or null.
   SubmissionPtr add(SubmissionPtr submission);
-  // The last 1,024 that have ended, in this order.
-  std::vector<SubmissionPtr> last() const;
+  static constexpr size_t kCapacity = 1024;
+  // The last that have ended, at most so many, in this order.
+  std::vector<SubmissionPtr> last(size_t most) const;
   const TotalsOfKinds& totals() const { return totals_; }
 
  private:
@@ -90,8 +91,8 @@ class Inbox {
   bool has_new_messages() const { return messages_.has_new(); }
   // How many were ever added.
   uint64_t added() const { return added_.load(std::memory_order_relaxed); }
-  // The last operations that have ended, then those that have not, in the order of submission.
-  std::vector<std::pair<SubmissionPtr, Progress>> last_operations();
+  // The last operations that have ended, at most so many, then those that have not, in the order of submission.
+  std::vector<std::pair<SubmissionPtr, Progress>> last_operations(size_t most_ended = History::kCapacity);
   // Some of those that have not ended, and where they were submitted, in words.
   std::string pending_text();
   TotalsOfKinds totals();

@@ -20,7 +20,7 @@ from ringtrain.engine.process_sets import (
     set_world,
 )
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
-from ringtrain.job import elastic_client, gpus, launched_by, lifecycle, mpi, network
+from ringtrain.job import elastic_client, gpus, job_file, launched_by, lifecycle, mpi, network
 from ringtrain.job.lifecycle import at_init as at_init, at_shutdown as at_shutdown
 from ringtrain.job.rendezvous import claim
 from ringtrain.job.world import Library, World
@@ -144,6 +144,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
     _correct_horovods_variables()
     _record_flights(world, settings)
     seat = elastic_client.seat()
+    job_file.announce(world, None if seat is None else seat.generation)
     if seat is not None:
         metrics.set_generation(seat.generation, elastic_client.seconds_lost)
     atexit.unregister(_end)
@@ -292,6 +293,9 @@ def shutdown() -> None:
         metrics.tell_ringrun()
         lifecycle.end_all()
     metrics.stop_serving()
+    job_file.stop_answering()
+    if elastic_client.seat() is None:  # else until the next generation has one
+        job_file.remove()
     flight_recorder.stop()
     report_failures_to(None)
     if not _core.shutdown(_ended_by()):
@@ -310,6 +314,7 @@ def _ended_by() -> str:
 def _end() -> None:
     """At the end of the script."""
     shutdown()
+    job_file.remove()
     elastic_client.leave(failure.last_words())
 
 

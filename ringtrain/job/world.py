@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 
 from ringtrain._core import hmac_sha256
 from ringtrain.job import gpus
-from ringtrain.job.host import Share, own_share, usable_together
+from ringtrain.job.host import Share, addresses_of, own_share, usable_together, usual_address
 
 # Options of which that of rank 0 counts: tests, for example, give each rank a folder of its own.
 _OF_FIRST_RANK = ("timeline_filename",)
+
+_SECRET_BYTES = 32
+_BACKLOG = 16
 
 # A collective call of all ranks: what each of them gives, by rank. It is made of what JSON knows.
 Exchange = Callable[[Any], list[Any]]
@@ -56,6 +59,14 @@ class Sockets(NamedTuple):
     timeout_s: float
 
 
+class Answering(NamedTuple):
+    """Where each rank answers those who ask how it is; see csrc/network/answering.h."""
+
+    listener: socket.socket
+    addresses: list[Address]  # by rank
+    secret: bytes
+
+
 class World(NamedTuple):
     """The ranks of the job and where they are.
 
@@ -73,12 +84,32 @@ class World(NamedTuple):
     network: Library | Sockets | None
     gpus: list[gpus.Choice]  # by rank
     communicator: Any = None
+    answering: Answering | None = None
 
 
 def single_world() -> World:
     """A job of one rank: no network, and on the GPU that the script takes."""
     here = usable_together([own_share()])
-    return World(0, [(socket.gethostname(), os.getpid())], [0], [0], here, os.urandom(8).hex(), None, [gpus.NO_CHOICE])
+    names = [(socket.gethostname(), os.getpid())]
+    listener = _listener_for_questions(None)
+    answering = Answering(listener, [_address_of(listener)], os.urandom(_SECRET_BYTES))
+    token = os.urandom(8).hex()
+    return World(0, names, [0], [0], here, token, None, [gpus.NO_CHOICE], answering=answering)
+
+
+def _listener_for_questions(interfaces: str | None) -> socket.socket:
+    """Returns a socket that listens on the loopback alone, for a job on one host, or at an address of `interfaces`."""
+    host = "127.0.0.1"
+    if interfaces is not None:
+        host = next(iter(addresses_of(interfaces)), None) or usual_address()
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    sock.bind((host, 0))
+    sock.listen(_BACKLOG)
+    return sock
+
+
+def _address_of(listener: socket.socket) -> Address:
+    return Address(*listener.getsockname()[:2])
 
 
 def node_name() -> str:
@@ -121,11 +152,13 @@ def introduce(
     common = {name: value for name, value in settings.items() if name not in _OF_FIRST_RANK}
     digest = hmac_sha256(b"", json.dumps(common, sort_keys=True).encode()).hex()
     first = _of_first(settings, read_tuned) if rank == 0 else None
-    own = (socket.gethostname(), os.getpid(), *own_share(), *gpu, digest, first, own_network)
-    hosts, pids, cpus, containers, quotas, *chosen, digests, firsts, networks = zip(*exchange(own), strict=True)
+    listener = _listener_for_questions(settings["socket_interfaces"] if len(set(places)) > 1 else None)
+    where = _address_of(listener)
+    own = (socket.gethostname(), os.getpid(), *own_share(), *gpu, digest, where, first, own_network)
+    hosts, pids, cpus, containers, quotas, *chosen, digests, wheres, firsts, networks = zip(*exchange(own), strict=True)
     if any(one != digest for one in digests):
         _require_same(exchange(common))
-    token, of_first_rank, tuned, error = firsts[0]
+    token, secret, of_first_rank, tuned, error = firsts[0]
     if error:
         raise ValueError(error)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
@@ -139,13 +172,16 @@ def introduce(
         token=token,
         network=None,
         gpus=list(map(gpus.Choice, *chosen)),
+        answering=Answering(listener, [Address(*one) for one in wheres], bytes.fromhex(secret)),
     )
     return world, {**of_first_rank, **tuned}, list(networks)
 
 
 def _of_first(settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]) -> tuple[Any, ...]:
-    """Returns what rank 0 alone says: the token, its options that count for all, and the outcome of `read_tuned`."""
-    return os.urandom(8).hex(), {name: settings[name] for name in _OF_FIRST_RANK}, *_outcome(read_tuned)
+    """Returns what rank 0 alone says: the token, the secret of those who ask how ranks are, its options that count for
+    all, and the outcome of `read_tuned`."""
+    token, secret = os.urandom(8).hex(), os.urandom(_SECRET_BYTES).hex()
+    return token, secret, {name: settings[name] for name in _OF_FIRST_RANK}, *_outcome(read_tuned)
 
 
 def _local_ranks(places: Sequence[str], slots: Sequence[int]) -> list[int]:

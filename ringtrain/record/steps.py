@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ringtrain._core as _core
+
 _count = 0
 _listeners: list[Callable[[bool], None]] = []
 
@@ -33,3 +35,4 @@ def set_count(steps: int) -> None:
     """Steps are counted on from this number."""
     global _count
     _count = steps
+    _core.note_step(steps)

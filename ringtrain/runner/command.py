@@ -83,9 +83,13 @@ def said_by(speaker: str, run: Callable[[], int]) -> int:
 
 def _run(argv: Sequence[str] | None, speaker: str = "ringrun") -> int:
     words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["status"]:
+        from ringtrain.runner.status.command import main as status  # which a job does not wait for, nor for check
+
+        return status(words[1:])
     arguments = parse(words)
     if arguments.check_build:
-        from ringtrain.runner.check import build_report  # which a job does not wait for, nor for check
+        from ringtrain.runner.check import build_report
 
         print(build_report())
         return 0
