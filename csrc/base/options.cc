@@ -160,6 +160,10 @@ const std::vector<Entry>& entries() {
       text(&Options::metrics_address, "metrics_address",
            "Address at which the metrics are served, without a secret: by default 127.0.0.1, for this host alone; "
            "0.0.0.0 serves them to all hosts."),
+      choice(
+          &Options::status, "status", {"on", "off"},
+          "Whether each rank listens for `ringrun status`, at a port that the system chooses: on 127.0.0.1, and in a "
+          "job on several hosts at its address among them."),
       number(
           &Options::kv_servers, "kv_servers", 0, 1 << 16,
           "Number of ranks that become servers of key-value stores, in which init() never returns; 0 has a server in "

@@ -59,6 +59,7 @@ struct Options {
   std::string log_level              = "info";
   int64_t     metrics_port           = 0;
   std::string metrics_address        = "";
+  std::string status                 = "on";
   int64_t     kv_servers             = 0;
   int64_t     kv_threads             = 0;
   int64_t     kv_bound               = 65536;

@@ -321,7 +321,7 @@ def connect(
     MPI = _import_mpi(timeout_s)
     parent, ranks = _ranks_to_meet(MPI, comm)
     if len(ranks) == 1:
-        return single_world(), read_tuned()
+        return single_world(settings), read_tuned()
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             "ringtrain calls MPI from a thread of its own, but MPI was initialised without MPI_THREAD_MULTIPLE; "

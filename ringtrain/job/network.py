@@ -130,21 +130,21 @@ def connect(
     """
     if _exchanged is not None:
         if _exchanged.size == 1:
-            return single_world(), {}
+            return single_world(settings), {}
         failure.tell_exceptions()
         return sockets.connect_over(_exchanged.exchange, _exchanged.rank, settings, read_tuned)
     launch = launched_by.detect()
     network = choose(settings["network"], comm, launch).network
     if network == "none":
         _warn_of_tasks()
-        return single_world(), {}
+        return single_world(settings), {}
     failure.tell_exceptions()  # a rank that fails while they meet would keep the others in MPI_Finalize
     if elastic_client.is_elastic():
         return elastic_client.connect(comm, settings, read_tuned)
     if network == "sockets" and launch is None and workers() > 1:
         return _connect_workers(comm, settings, read_tuned)
     if network == "sockets" and launch is not None and launch.size == 1 and comm is None:
-        return single_world(), {}
+        return single_world(settings), {}
     if network == "mpi" or launch is None or mpi.is_communicator(comm) or not sockets.is_met_at_a_place(launch):
         return mpi.connect(comm, settings, read_tuned, over_sockets=network == "sockets")
     if comm and int(float(settings["kv_servers"])):

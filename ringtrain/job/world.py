@@ -87,21 +87,25 @@ class World(NamedTuple):
     answering: Answering | None = None
 
 
-def single_world() -> World:
+def single_world(settings: dict[str, str]) -> World:
     """A job of one rank: no network, and on the GPU that the script takes."""
     here = usable_together([own_share()])
     names = [(socket.gethostname(), os.getpid())]
-    listener = _listener_for_questions(None)
-    answering = Answering(listener, [_address_of(listener)], os.urandom(_SECRET_BYTES))
+    listener = _listener_for_questions(settings, is_on_one_host=True)
+    answering = None
+    if listener is not None:
+        answering = Answering(listener, [_address_of(listener)], os.urandom(_SECRET_BYTES))
     token = os.urandom(8).hex()
     return World(0, names, [0], [0], here, token, None, [gpus.NO_CHOICE], answering=answering)
 
 
-def _listener_for_questions(interfaces: str | None) -> socket.socket:
-    """Returns a socket that listens on the loopback alone, for a job on one host, or at an address of `interfaces`."""
+def _listener_for_questions(settings: dict[str, str], *, is_on_one_host: bool) -> socket.socket | None:
+    """Returns a socket that listens, or None where option `status` is off."""
+    if settings["status"] == "off":
+        return None
     host = "127.0.0.1"
-    if interfaces is not None:
-        host = next(iter(addresses_of(interfaces)), None) or usual_address()
+    if not is_on_one_host:
+        host = next(iter(addresses_of(settings["socket_interfaces"])), None) or usual_address()
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     sock.bind((host, 0))
     sock.listen(_BACKLOG)
@@ -152,8 +156,8 @@ def introduce(
     common = {name: value for name, value in settings.items() if name not in _OF_FIRST_RANK}
     digest = hmac_sha256(b"", json.dumps(common, sort_keys=True).encode()).hex()
     first = _of_first(settings, read_tuned) if rank == 0 else None
-    listener = _listener_for_questions(settings["socket_interfaces"] if len(set(places)) > 1 else None)
-    where = _address_of(listener)
+    listener = _listener_for_questions(settings, is_on_one_host=len(set(places)) == 1)
+    where = listener and _address_of(listener)
     own = (socket.gethostname(), os.getpid(), *own_share(), *gpu, digest, where, first, own_network)
     hosts, pids, cpus, containers, quotas, *chosen, digests, wheres, firsts, networks = zip(*exchange(own), strict=True)
     if any(one != digest for one in digests):
@@ -163,6 +167,9 @@ def introduce(
         raise ValueError(error)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
     here = [rank for rank, place in enumerate(places) if place == node]
+    answering = None
+    if listener is not None:
+        answering = Answering(listener, [Address(*one) for one in wheres], bytes.fromhex(secret))
     world = World(
         rank=rank,
         names=list(zip(hosts, pids, strict=True)),
@@ -172,7 +179,7 @@ def introduce(
         token=token,
         network=None,
         gpus=list(map(gpus.Choice, *chosen)),
-        answering=Answering(listener, [Address(*one) for one in wheres], bytes.fromhex(secret)),
+        answering=answering,
     )
     return world, {**of_first_rank, **tuned}, list(networks)
 

@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     log_level: Literal["info", "trace", "debug", "warning", "error", "fatal"]
     metrics_port: float
     metrics_address: str | PathLike[str]
+    status: bool | Literal["on", "off"]
     kv_servers: float
     kv_threads: float
     kv_bound: float

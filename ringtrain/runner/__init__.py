@@ -10,6 +10,7 @@ mpi_library     which MPI there is
 start/          what stands in the place of mpirun without an MPI
 batch_scripts   jobs that a batch system starts later
 supervise/      a job from its start until nothing of it is left
+status/         `ringrun status`: what a job does that runs, and what is the matter with it
 check           `ringrun --check` and `--check-build`
 installed       which copy of ringtrain Python finds, and whose package `horovod` is
 """

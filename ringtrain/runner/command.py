@@ -271,7 +271,7 @@ def supervise(
     except OSError as error:
         folder = settings.output_folder
         raise UsageError(f"--output-filename {folder} cannot be made: {error.strerror}: {error.filename}") from error
-    with signals_handled(supervisor):
+    with signals_handled(supervisor, is_last=True):
         outcome = supervisor.run()
     if outcome.explanation:
         with contextlib.suppress(BrokenPipeError):

@@ -2,93 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness.hosts import SimulatedHosts, hosts_or_skip
-from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, wait_until
+from harness.hosts import hosts_or_skip
+from harness.ringrun_job import needs_mpi
+from harness.status_job import LONG_S, planted
 
 pytestmark = [needs_mpi, pytest.mark.alike]
-
-# An operation waits for long from 2 s on.
-LONG_S = 2.3
-START = """
-import ctypes, os, sys, threading, time
-import numpy as np
-import ringtrain as hvd
-
-hvd.init()
-# As in many jobs, a thread lives on that could submit something: no deadlock is certain.
-threading.Thread(target=threading.Event().wait, daemon=False).start()
-
-def tell():
-    open(os.environ["FOLDER"] + f"/rank {hvd.rank()}", "w").close()
-
-for _ in range(5):
-    hvd.allreduce(np.ones(4), name="loss")
-"""
-
-
-class Planted:
-    """A job that runs, and what is said about it."""
-
-    def __init__(self, folder: Path, hosts: SimulatedHosts | None):
-        self.folder, self._hosts = folder, hosts
-        self.environ = {
-            **os.environ,
-            "PYTHONPATH": ROOT,
-            "XDG_RUNTIME_DIR": str(folder),
-            "FOLDER": str(folder),
-            "RINGTRAIN_PEER_TIMEOUT_S": "60",
-        }
-
-    def status(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ringtrain.run", "status", *flags]
-        if self._hosts is not None:
-            command = self._hosts.command_on(0, command)
-        options: Any = {"capture_output": True, "text": True, "timeout": TIMEOUT_S, "env": self.environ}
-        return subprocess.run(command, check=False, cwd=self.folder, **options)
-
-    def told(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.status("--json").stdout)
-        return answer
-
-    def verdict(self) -> tuple[str, str]:
-        verdict = self.told()["verdict"]
-        return verdict["kind"], verdict["sentence"]
-
-    def wait_for(self, *ranks: int) -> None:
-        """Until these ranks have come to the line of the script where the job begins to hang."""
-        wait_until(lambda: all((self.folder / f"rank {rank}").exists() for rank in ranks))
-        time.sleep(LONG_S)
-
-
-@contextlib.contextmanager
-def planted(folder: Path, script: str, size: int = 3, hosts: SimulatedHosts | None = None) -> Iterator[Planted]:
-    (folder / "train.py").write_text(START + script)
-    folder.chmod(0o700)
-    job = Planted(folder, hosts)
-    words = ["-m", "ringtrain.run", "--no-prefix-output", "--network", "sockets", "--grace-s", "1"]
-    if hosts is not None:
-        words += ["-H", ",".join(hosts.names)]
-        job.environ.update(hosts.environment)
-    command = [sys.executable, *words, "-np", str(size), sys.executable, "train.py"]
-    command = command if hosts is None else hosts.command_on(0, command)
-    with subprocess.Popen(command, cwd=folder, env=job.environ) as ringrun:
-        try:
-            yield job
-        finally:
-            ringrun.send_signal(signal.SIGTERM)
-            ringrun.wait(TIMEOUT_S)
 
 
 def test_a_stuck_loader_is_named_with_its_line(tmp_path: Path) -> None:
@@ -105,7 +30,7 @@ hvd.allreduce(np.ones(4), name="loss")
         job.wait_for(2)
         kind, sentence = job.verdict()
         assert kind == "late"
-        assert sentence.startswith("rank 2 is in load() at train.py:18; ranks 0-1 have waited for it for ")
+        assert sentence.startswith("Rank 2 is in load() at train.py:18; ranks 0-1 have waited for it for ")
         assert sentence.endswith(' in allreduce "loss" (train.py:22).')
 
 
@@ -156,7 +81,7 @@ while True:
         time.sleep(LONG_S)
         kind, sentence = job.verdict()
         assert kind == "stopped"
-        assert sentence.startswith(f"rank 1 is stopped, by SIGSTOP or a debugger (state T, pid {pid} on ")
+        assert sentence.startswith(f"Rank 1 is stopped, by SIGSTOP or a debugger (state T, pid {pid} on ")
         assert "ranks 0, 2 have waited for it for " in sentence and 'allreduce "loss" (train.py:18)' in sentence
         os.kill(pid, signal.SIGCONT)
 
@@ -189,7 +114,7 @@ while True:
     with planted(tmp_path, script) as job:
         job.wait_for(0, 1, 2)
         kind, sentence = job.verdict()
-        assert kind == "slow_rank" and sentence.startswith("rank 1 is the slowest: the others wait for it for ")
+        assert kind == "slow_rank" and sentence.startswith("Rank 1 is the slowest: the others wait for it for ")
         assert sentence.endswith("it is in compute() at train.py:17.")
 
 
@@ -207,7 +132,7 @@ hvd.allreduce(np.ones(4), name="loss")
         job.wait_for(1)
         kind, sentence = job.verdict()
         assert kind == "late"
-        assert sentence.startswith("rank 1 is in compute() at train.py:18, where it keeps the GIL; ranks 0, 2 have ")
+        assert sentence.startswith("Rank 1 is in compute() at train.py:18, where it keeps the GIL; ranks 0, 2 have ")
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
@@ -234,7 +159,7 @@ hvd.barrier()
         with planted(tmp_path, script) as job:
             job.wait_for(0)
             kind, sentence = job.verdict()
-            assert kind == "late" and sentence.startswith("rank 0 is in save() at train.py:")
+            assert kind == "late" and sentence.startswith("Rank 0 is in save() at train.py:")
             assert f"{disk}" in sentence.partition(";")[0] and " is full; ranks 1-2 have waited for it" in sentence
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)

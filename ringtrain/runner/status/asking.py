@@ -43,11 +43,16 @@ class Snapshot:
 
 
 def take_snapshot(job: Job) -> Snapshot:
-    """Returns within little more than a second."""
-    answers, silent = _ask(job, "status", range(len(job.ranks)))
-    snapshot = Snapshot(answers, silent)
-    if silent:
+    """Returns within little more than a second, or two where a rank that lives does not answer at once."""
+    snapshot = Snapshot(*_ask(job, "status", range(len(job.ranks))))
+    if snapshot.silent:
         _look_after(job, snapshot)
+    # A host with too much to do answers late.
+    late = [rank for rank, one in snapshot.silent.items() if one.state in ("R", "S", "D") and not one.is_refused]
+    answers, _ = _ask(job, "status", late)
+    snapshot.answers.update(answers)
+    for rank in answers:
+        del snapshot.silent[rank]
     return snapshot
 
 

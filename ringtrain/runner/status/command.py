@@ -28,7 +28,8 @@ def main(argv: Sequence[str]) -> int:
     found = _find(arguments.job)
     if found is None:
         which = "no job of this user runs" if arguments.job is None else f"there is no job {arguments.job}"
-        print(f"ringrun status: {which} on {socket.gethostname()}", file=sys.stderr)
+        text = f"{which} on {socket.gethostname()}; a job is found once its ranks have called init()"
+        print(f"ringrun status: {text}", file=sys.stderr)
         return _NO_JOB_CODE
     job, snapshot = found
     if arguments.stacks:

@@ -38,7 +38,7 @@ def text(job: Job, snapshot: Snapshot, verdict: Verdict) -> str:
     table = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]
-    return "\n".join([line_of_job(job), "", verdict.sentence[:1].upper() + verdict.sentence[1:], "", *table])
+    return "\n".join([line_of_job(job), "", verdict.sentence, "", *table])
 
 
 def line_of_job(job: Job) -> str:

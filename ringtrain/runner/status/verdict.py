@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringtrain.job.job_file import Job
@@ -41,7 +41,9 @@ def judge(job: Job, first: Snapshot, last: Snapshot, ask_for_stacks: _Stacks) ->
         first, last: two snapshots, about a second apart, or the same one.
         ask_for_stacks: called for the ranks that are to blame.
     """
-    return _Judge(job, first, last, ask_for_stacks).judge()
+    verdict = _Judge(job, first, last, ask_for_stacks).judge()
+    begins_with_rank = verdict.sentence.startswith("rank")  # and not with the name of a host
+    return replace(verdict, sentence="R" + verdict.sentence[1:]) if begins_with_rank else verdict
 
 
 def long_waits(job: Job, snapshot: Snapshot) -> list[Waiting]:

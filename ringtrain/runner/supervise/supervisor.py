@@ -550,12 +550,16 @@ class Supervisor:
 
 
 @contextlib.contextmanager
-def signals_handled(supervisor: Supervisor) -> Iterator[None]:
+def signals_handled(supervisor: Supervisor, *, is_last: bool = False) -> Iterator[None]:
     """While this lasts, Ctrl-C and its like end the supervisor's job, and its ranks get SIGUSR1 and SIGUSR2.
 
     Ctrl-Z stops this process alone, and says so.
 
     A signal that is ignored, as nohup and a shell's `&` leave it, stays ignored. For the main thread.
+
+    Args:
+        is_last: this process only returns the code of the job afterwards. Signals that come then, such as the second
+            SIGTERM of a batch system, are ignored: they would replace that code.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -580,7 +584,7 @@ def signals_handled(supervisor: Supervisor) -> Iterator[None]:
         yield
     finally:
         for number in handled:
-            signal.signal(number, former[number])
+            signal.signal(number, signal.SIG_IGN if is_last else former[number])
 
 
 # --- elastic jobs -----------------------------------------------------------------------------------------------------
