@@ -25,6 +25,7 @@ from ringtrain.version import __version__
 _JOB_VARIABLE = "RINGRUN_JOB"
 _FOLDER = "ringtrain"
 _ENDING = ".job"
+_MANY = 32  # files of jobs in a folder
 
 _own_file: str | None = None
 
@@ -91,6 +92,7 @@ def command_of(pid: int | str) -> list[str]:
 
 def _write(contents: dict[str, Any]) -> str:
     folder = _folder_for_writing()
+    _remove_old_files(folder)
     path = os.path.join(folder, contents["id"] + _ENDING)
     draft = f"{path}.{socket.gethostname()}.{os.getpid()}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -98,6 +100,16 @@ def _write(contents: dict[str, Any]) -> str:
         json.dump(contents, file)
     os.replace(draft, path)
     return path
+
+
+def _remove_old_files(folder: str) -> None:
+    """Removes files of jobs that were killed on this host, if there are many."""
+    paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_ENDING)]
+    for path in paths if len(paths) > _MANY else ():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            host, pid = read(path).left_by
+            if host == socket.gethostname() and not os.path.exists(f"/proc/{pid}"):
+                os.unlink(path)
 
 
 def _folder_for_writing() -> str:

@@ -233,3 +233,17 @@ def test_a_command_ends_with_its_parent_and_does_not_begin_after_its_end(tmp_pat
         wait_until(ended.exists)
     orphan = command_of_guard(1, signal.SIGTERM, ["/bin/echo", "begun"])
     assert subprocess.run(orphan, capture_output=True, timeout=TIMEOUT_S, check=False).stdout == b""
+
+
+def test_a_signal_that_comes_after_the_job_leaves_its_code() -> None:
+    script = """
+import os, signal, sys
+from ringtrain.runner.supervise.supervisor import signals_handled
+with signals_handled(None, is_last=True):
+    pass
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    os.kill(os.getpid(), number)
+sys.exit(7)
+"""
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": ROOT}, check=False).returncode == 7

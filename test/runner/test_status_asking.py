@@ -190,3 +190,18 @@ hvd.allreduce(np.ones(4), name="loss")
         job.wait_for(0)
         assert job.told()["job"]["generation"] == 1
         assert ", generation 1, for " in job.status().stdout
+
+
+def test_many_files_of_killed_jobs_do_not_stay(tmp_path: Path) -> None:
+    with planted(tmp_path, HANGS) as job:
+        job.wait_for(0)
+        (path,) = (tmp_path / "ringtrain").glob("*.job")
+        contents = json.loads(path.read_text())
+        with subprocess.Popen(["true"]) as ended:
+            ended.wait()
+        for number in range(40):
+            dead = {**contents, "id": f"dead{number}", "left_by": [socket.gethostname(), ended.pid]}
+            path.with_name(f"dead{number}.job").write_text(json.dumps(dead))
+    (short := tmp_path / "short.py").write_text("import ringtrain as hvd; hvd.init()")
+    assert ringrun("-np", "2", sys.executable, str(short), XDG_RUNTIME_DIR=str(tmp_path)).returncode == 0
+    assert not list((tmp_path / "ringtrain").glob("dead*.job"))

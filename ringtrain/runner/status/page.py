@@ -12,7 +12,7 @@ from typing import Any
 from ringtrain.errors import list_of_ranks
 from ringtrain.job.job_file import Job
 from ringtrain.runner.status.asking import Silence, Snapshot
-from ringtrain.runner.status.verdict import Verdict, seconds
+from ringtrain.runner.status.verdict import LONG_S, Verdict, percent, seconds
 from ringtrain.runner.status.waits import Waiting, in_words, some_ranks, waiting_in
 
 CLEAR = "\x1b[H\x1b[2J"
@@ -64,7 +64,7 @@ def _rows(job: Job, snapshot: Snapshot) -> Iterator[tuple[str, ...]]:
             state = "?" if silence.state is None else _STATES.get(silence.state, "gone")
             yield (*start, state, *[""] * 4, _silence(silence))
         else:
-            yield (*start, *_figures(answer), _does(answer, of_rank.get(rank)))
+            yield (*start, *_figures(answer, of_rank.get(rank)), _does(answer, of_rank.get(rank)))
 
 
 def _silence(silence: Silence) -> str:
@@ -75,13 +75,16 @@ def _silence(silence: Silence) -> str:
     return f"no answer: state {silence.state}" if silence.state else "no answer"
 
 
-def _figures(answer: dict[str, Any]) -> Iterator[str]:
-    process, steps, totals = answer["process"], answer["steps"], answer.get("totals", {})
+def _figures(answer: dict[str, Any], waiting: Waiting | None) -> Iterator[str]:
+    process, steps = answer["process"], answer["steps"]
+    exposed_s = answer.get("totals", {}).get("exposed_s", 0)
+    if waiting is not None and waiting.missing and waiting.since_s > LONG_S:
+        exposed_s = max(exposed_s, waiting.since_s)  # which counts a wait when it has ended
     state = process.get("state", "")
     yield _STATES.get(state, state)
     yield str(steps["count"]) if steps["count"] else "-"
     yield f"{steps['per_s']:.3g}" if steps["per_s"] else "-"
-    yield f"{min(1, totals.get('exposed_s', 0) / max(answer['age_s'], 1e-9)):.0%}".replace("%", " %")
+    yield percent(exposed_s / max(answer["age_s"], 1e-9))
     yield _bytes(process.get("resident_bytes", 0))
 
 
