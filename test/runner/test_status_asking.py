@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness.ringrun_job import TIMEOUT_S, needs_mpi, ringrun
+from harness.ringrun_job import TIMEOUT_S, needs_mpi, ringrun, wait_until
 from harness.status_job import Planted, planted
 
 from ringtrain.job import job_file
@@ -184,12 +184,17 @@ def test_an_elastic_job_tells_its_generation(tmp_path: Path) -> None:
 tell()
 if hvd.rank() == 0:
     time.sleep(1000)
-hvd.allreduce(np.ones(4), name="loss")
+hvd.shutdown()
+open(os.environ["FOLDER"] + "/left", "w").close()
+time.sleep(1000)
 """
-    with planted(tmp_path, script, flags=("--min-np", "2")) as job:
-        job.wait_for(0)
+    with planted(tmp_path, script, size=2, flags=("--min-np", "2")) as job:
+        job.wait_for(0, 1)
+        wait_until((tmp_path / "left").exists)
         assert job.told()["job"]["generation"] == 1
         assert ", generation 1, for " in job.status().stdout
+        kind, sentence = job.verdict()
+        assert kind == "left" and sentence.startswith("Rank 1 has left the job or not joined it yet (pid ")
 
 
 def test_many_files_of_killed_jobs_do_not_stay(tmp_path: Path) -> None:

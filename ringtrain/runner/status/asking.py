@@ -62,8 +62,11 @@ def ask_for_stacks(job: Job, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
 
 
 def is_over(job: Job, snapshot: Snapshot) -> bool:
-    """Whether no process of the job is left."""
-    return not snapshot.answers and all(one.is_gone or one.is_refused for one in snapshot.silent.values())
+    """Whether no process of the job is left. Those of an elastic job do not listen between two generations."""
+    is_elastic = job.generation is not None
+    return not snapshot.answers and all(
+        one.is_gone or (one.is_refused and not is_elastic) for one in snapshot.silent.values()
+    )
 
 
 def _look_after(job: Job, snapshot: Snapshot) -> None:

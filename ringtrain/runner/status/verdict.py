@@ -89,6 +89,9 @@ class _Judge:
             text = f"{' and '.join(sorted(dead))} {do} not answer, with {some_ranks(ranks)}: look at power and link"
             return self._tell("host", ranks, text)
         left = [rank for rank, one in silent.items() if one.is_refused]
+        if left and not self._last.answers and self._job.generation is not None:
+            text = f"The processes of generation {self._job.generation} have left it, and the next one has not begun"
+            return Verdict("left", f"{text}.", left)
         if left:
             has = "has" if len(left) == 1 else "have"
             text = f"{some_ranks(left)} {has} left the job or not joined it yet ({self._processes(left)})"
@@ -111,11 +114,9 @@ class _Judge:
     def _tell(self, kind: str, ranks: list[int], text: str) -> Verdict:
         """With what waits for these ranks, if something does."""
         for waiting in waiting_in(self._last, len(self._job.ranks)):
-            if waiting.since_s < LONG_S / 4 and self._last is self._first:
-                continue
-            if not waiting.missing or set(waiting.missing) & set(ranks):
-                text += f"; {self._who_waits(waiting, ranks)}"
-                break
+            is_for_these = not waiting.missing or set(waiting.missing) & set(ranks)
+            if is_for_these and waiting.since_s > LONG_S / 4:
+                return Verdict(kind, f"{text}; {self._who_waits(waiting, ranks)}.", ranks)
         return Verdict(kind, f"{text}.", ranks)
 
     def _who_waits(self, waiting: Waiting, ranks: list[int]) -> str:
