@@ -210,3 +210,10 @@ def test_many_files_of_killed_jobs_do_not_stay(tmp_path: Path) -> None:
     (short := tmp_path / "short.py").write_text("import ringtrain as hvd; hvd.init()")
     assert ringrun("-np", "2", sys.executable, str(short), XDG_RUNTIME_DIR=str(tmp_path)).returncode == 0
     assert not list((tmp_path / "ringtrain").glob("dead*.job"))
+
+
+def test_ranks_that_are_not_to_listen_leave_no_file(tmp_path: Path) -> None:
+    with planted(tmp_path, HANGS, flags=("--no-status",)) as job:
+        job.wait_for(0, 1, 2)
+        assert not (tmp_path / "ringtrain").exists()
+        assert job.status().returncode == 1
