@@ -190,7 +190,8 @@ def leftovers() -> list[str]:
 
 
 def _segments() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("ringtrain-")}
+    # Not the folder of a user who has no other one for temporary files.
+    return {one.name for one in os.scandir("/dev/shm") if one.name.startswith("ringtrain-") and one.is_file()}
 
 
 def _outliving(job: str) -> list[int]:
