@@ -70,7 +70,7 @@ void Dialling::has_broken(size_t number) {
   if (streams_[number].state == State::connected) streams_[number].state = State::given_up;
 }
 
-// An address that has refused before may lie behind a firewall: it stays lost.
+// An address that has refused before may be behind a firewall: it stays lost.
 void Dialling::heal(Missing missing, double until_s, double now) {
   missing_ = missing;
   heals_until_s_ = until_s;

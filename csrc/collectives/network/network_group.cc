@@ -35,7 +35,7 @@ size_t NetworkGroup::block_elements(Way way, size_t total, size_t element) const
 }
 
 // A short slice is cut, too, so that its chunks follow each other through the steps, unless that costs more than it
-// hides. What the first chunks of many blocks take longer is little beside all of them.
+// hides. Where blocks are many, the first chunks may take longer: that is little beside all of them.
 size_t NetworkGroup::chunk_elements(size_t longest_slice, size_t element, size_t blocks) const {
   constexpr size_t kFew = 4, kShortestBytes = 8 << 10, kMany = 8, kLongestBytes = 1 << 20;
   const bool is_long = blocks >= kMany && peers_.network().prefers_long_messages();

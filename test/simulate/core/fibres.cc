@@ -11,7 +11,7 @@ double now_s() {
   const simulation::Fibres& fibres = simulation::Fibres::current();
   const int rank = fibres.running_rank();
   if (rank < 0) return fibres.now();
-  // What unwinds a killed rank may wait for a time to pass, which does not pass for it.
+  // Destructors of a killed rank may wait for a time to pass, which does not pass for it.
   static double after_death_s = 0;
   return fibres.is_killed(rank) ? after_death_s += 1000 : fibres.clock_of(rank);
 }
