@@ -387,7 +387,7 @@ def test_the_algorithms_of_several_hosts_depend_on_the_ranks_of_each() -> None:
     assert uneven["allgather"][1] == (147 * 1024, "ring")
     assert [size for size, _ in even["alltoall"]] == [0, 16 * 1024] and len(uneven["alltoall"]) == 1
     assert even["allreduce"][-1] == (
-        256 * 1024,
+        1024 * 1024,
         "shared memory in each host, and at the same time a ring between hosts",
     )
     forced = choices("2,2", allreduce_algorithm="ring", wire_format="bf16")
