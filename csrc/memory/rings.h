@@ -38,8 +38,10 @@ class Rings {
     for (size_t word = 0; word < call_words(); ++word) {
       std::atomic<uint64_t>& call = call_of(index_)[word];
       if (call.load(std::memory_order_relaxed) == 0) continue;
-      for (uint64_t bits = call.exchange(0, std::memory_order_acq_rel); bits != 0; bits &= bits - 1)
-        handle(static_cast<int>(64 * word) + __builtin_ctzll(bits));
+      uint64_t bits = call.exchange(0, std::memory_order_acq_rel);
+      // A caller that still saw its bit does not ring: what it has put before must be seen from here on.
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      for (; bits != 0; bits &= bits - 1) handle(static_cast<int>(64 * word) + __builtin_ctzll(bits));
     }
   }
   // Calls handle(data, bytes) for all that `from` has put, and tell_room() where `from` waits for room.
