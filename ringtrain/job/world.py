@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ringtrain._core import hmac_sha256
 from ringtrain.job import gpus
 from ringtrain.job.host import Share, addresses_of, own_share, usable_together, usual_address
+from ringtrain.record.logger import logger
 
 # Options of which that of rank 0 counts: tests, for example, give each rank a folder of its own.
 _OF_FIRST_RANK = ("timeline_filename",)
@@ -46,6 +47,9 @@ class Address(NamedTuple):
 
     host: str
     port: int
+
+
+_NOWHERE = Address("", 0)
 
 
 class Sockets(NamedTuple):
@@ -100,15 +104,20 @@ def single_world(settings: dict[str, str]) -> World:
 
 
 def _listener_for_questions(settings: dict[str, str], *, is_on_one_host: bool) -> socket.socket | None:
-    """Returns a socket that listens, or None where option `status` is off."""
+    """Returns a socket that listens, or None where option `status` is off, or this host has no such address."""
     if settings["status"] == "off":
         return None
-    host = "127.0.0.1"
-    if not is_on_one_host:
-        host = next(iter(addresses_of(settings["socket_interfaces"])), None) or usual_address()
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    sock.bind((host, 0))
-    sock.listen(_BACKLOG)
+    try:
+        host = "127.0.0.1"
+        if not is_on_one_host:
+            host = next(iter(addresses_of(settings["socket_interfaces"])), None) or usual_address()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock.bind((host, 0))
+        sock.listen(_BACKLOG)
+    except (OSError, ValueError) as error:  # as in a container without a loopback
+        logger.info("`ringrun status` gets no answer from this rank: %s", error)
+        return None
     return sock
 
 
@@ -169,7 +178,8 @@ def introduce(
     here = [rank for rank, place in enumerate(places) if place == node]
     answering = None
     if listener is not None:
-        answering = Answering(listener, [Address(*one) for one in wheres], bytes.fromhex(secret))
+        addresses = [_NOWHERE if one is None else Address(*one) for one in wheres]
+        answering = Answering(listener, addresses, bytes.fromhex(secret))
     world = World(
         rank=rank,
         names=list(zip(hosts, pids, strict=True)),
