@@ -63,6 +63,15 @@ std::vector<std::string> fields_of_process(const std::string& pid) {
   return {std::istream_iterator<std::string>(behind_name), std::istream_iterator<std::string>()};
 }
 
+// The cores that this process may use, such as "0-3,8".
+std::string cores_text() {
+  const std::string name = "Cpus_allowed_list:\t";
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.rfind(name, 0) == 0) return line.substr(name.size());
+  return "";
+}
+
 std::string process_text() {
   constexpr size_t kState = 0, kUserTicks = 11, kSystemTicks = 12, kResidentPages = 21;
   Fields fields;
@@ -73,6 +82,7 @@ std::string process_text() {
   return fields.add("state", own[kState])
       .add("cpu_s", ticks / static_cast<double>(sysconf(_SC_CLK_TCK)))
       .add("resident_bytes", std::stoll(own[kResidentPages]) * sysconf(_SC_PAGESIZE))
+      .add("cores", cores_text())
       .text();
 }
 

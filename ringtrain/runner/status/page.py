@@ -29,7 +29,7 @@ _STATES = {
     "X": "gone",
     "": "gone",
 }
-_HEAD = ("rank", "host", "pid", "state", "step", "steps/s", "waits", "memory", "does")
+_HEAD = ("rank", "host", "pid", "state", "step", "steps/s", "waits", "memory", "cores", "does")
 
 
 def text(job: Job, snapshot: Snapshot, verdict: Verdict) -> str:
@@ -62,7 +62,7 @@ def _rows(job: Job, snapshot: Snapshot) -> Iterator[tuple[str, ...]]:
         if answer is None:
             silence = snapshot.silent[rank]
             state = "?" if silence.state is None else _STATES.get(silence.state, "gone")
-            yield (*start, state, *[""] * 4, _silence(silence))
+            yield (*start, state, *[""] * 5, _silence(silence))
         else:
             yield (*start, *_figures(answer, of_rank.get(rank)), _does(answer, of_rank.get(rank)))
 
@@ -86,6 +86,7 @@ def _figures(answer: dict[str, Any], waiting: Waiting | None) -> Iterator[str]:
     yield f"{steps['per_s']:.3g}" if steps["per_s"] else "-"
     yield percent(exposed_s / max(answer["age_s"], 1e-9))
     yield _bytes(process.get("resident_bytes", 0))
+    yield process.get("cores", "")
 
 
 def _bytes(value: float) -> str:
