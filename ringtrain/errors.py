@@ -6,7 +6,6 @@ shape that cannot be split, an unsupported dtype) is a ValueError or TypeError, 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from ringtrain._core import (
@@ -112,6 +111,8 @@ def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
     there = set(known)
     found = [_NAMES_OF_TORCH[name]] if _NAMES_OF_TORCH.get(name) in there else []
     if not name.startswith("_"):
+        import difflib  # slow, and only a name that nobody knows needs it
+
         found = found or difflib.get_close_matches(name, there, n=1, cutoff=0.75)
     hint = f"; did you mean '{found[0]}'?" if found else ""
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")

@@ -252,7 +252,7 @@ def poll(handle: Pending[Any]) -> bool:
     return ask()
 
 
-def synchronize(handle: Pending[Result], timeout_s: float | None = None) -> Result:
+def synchronize(handle: Pending[Result], *, timeout_s: float | None = None) -> Result:
     """Wait for an operation and return its result. Mirrors `horovod.synchronize`.
 
     On a GPU the current stream waits instead of the host, as in Horovod and PyTorch's DDP: what is put into it from

@@ -119,7 +119,7 @@ def _folder_for_writing() -> str:
         with contextlib.suppress(OSError):  # read-only, as in some containers
             os.makedirs(folder, mode=0o700, exist_ok=True)
             return folder
-    return str(private_folder())
+    return private_folder()
 
 
 def _is_private(folder: str) -> bool:

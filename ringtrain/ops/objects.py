@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import ops, pickling
+import ringtrain.ops as ops
+import ringtrain.pickling as pickling
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.job.session import rank as own_rank

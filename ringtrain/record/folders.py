@@ -6,10 +6,6 @@ import functools
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IN_MEMORY = "/dev/shm"
 
@@ -30,21 +26,20 @@ def temporary_folder() -> str:
 
 
 @functools.cache
-def private_folder() -> Path:
+def private_folder() -> str:
     """Returns a folder of this user on this host that nobody else can read or write, below the one for temporary files.
 
     Raises OSError where it cannot be made.
     """
-    import tempfile  # slow, and few ranks need a folder
-    from pathlib import Path
-
     parent = temporary_folder()
-    folder = Path(parent, f"ringtrain-{os.geteuid()}")
+    folder = os.path.join(parent, f"ringtrain-{os.geteuid()}")
     try:
-        folder.mkdir(mode=0o700)
+        os.mkdir(folder, mode=0o700)
     except FileExistsError:
-        state = folder.lstat()
+        state = os.lstat(folder)
         # Another user may have made it first, to have us obey the files in it.
         if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
-            return Path(tempfile.mkdtemp(prefix="ringtrain-", dir=parent))
+            import tempfile  # slow
+
+            return tempfile.mkdtemp(prefix="ringtrain-", dir=parent)
     return folder

@@ -107,7 +107,7 @@ def with_home(environ: Mapping[str, str]) -> dict[str, str]:
         home = pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
         home = ""
-    return {**environ, "HOME": home if os.path.isdir(home) else str(private_folder())}
+    return {**environ, "HOME": home if os.path.isdir(home) else private_folder()}
 
 
 def _run(arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:

@@ -412,7 +412,7 @@ def test_an_end_of_a_message_fails_if_its_other_rank_has_ended():
     simulation = Simulation(3)
     end = Request(OpKind.BARRIER, "<end>")
     assert simulation.round([[end], [end_of_message(1, 0, 1)], [end_of_message(2, 1, 2)]])[0][0][0][1].startswith(
-        'transfer "<message of 1>": rank 0 will never submit it'
+        'transfer "message from rank 0 to 1, tag 7": rank 0 will never submit it'
     )
     assert settle(simulation, everybody(3)) == []
 

@@ -155,9 +155,7 @@ def test_operations_that_a_foreign_array_cannot_do_are_refused():
         adapter.prepare(OnlyDlpack(owned, code=5, bits=32))
     with pytest.raises(TypeError, match="not on a CUDA device"):
         adapter.prepare(OnlyDlpack(owned, device=(1, 0)))
-    with pytest.raises(
-        TypeError, match=r"cannot send a builtins\.str; it takes arrays of numpy, cupy, .*torch, what else"
-    ):
+    with pytest.raises(TypeError, match=r"cannot send a str; it takes arrays of numpy, cupy, .*torch, what else"):
         adapter_for("text")
 
 

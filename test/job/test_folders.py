@@ -103,8 +103,8 @@ def test_nothing_but_shared_memory_can_be_written_to(job: str, folder_of_test: P
 
 
 def test_a_private_folder_is_of_this_user_alone(folder_of_test: Path) -> None:
-    folder = private_folder()
-    assert folder == folder_of_test / f"ringtrain-{os.geteuid()}" and folder == private_folder()
+    folder = Path(private_folder())
+    assert folder == folder_of_test / f"ringtrain-{os.geteuid()}" and str(folder) == private_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
@@ -119,9 +119,9 @@ def test_a_private_folder_that_another_user_may_have_made_is_not_used(trap: str,
         usual.symlink_to(other)
     else:
         usual.touch()
-    folder = private_folder()
+    folder = Path(private_folder())
     assert folder not in (usual, other) and folder.parent == folder_of_test
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and folder == private_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and str(folder) == private_folder()
 
 
 def test_where_no_folder_can_be_written_to_shared_memory_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

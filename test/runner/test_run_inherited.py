@@ -101,8 +101,9 @@ def test_a_rank_and_its_wrapper_have_no_descriptor_of_another_rank(command: str)
         "import os; open_in = lambda process: {one for one in map(str, range(256)) "
         "if os.path.lexists(f'/proc/{process}/fd/{one}')}; "
         "usual = {'0', '1', '2', os.environ['_RINGTRAIN_SECRET_DESCRIPTOR'].split()[1]}; "
-        # the wrapper reads two pipes, and has both ends of one that signals wake it up by
-        "raise SystemExit(open_in('self') != usual or len(open_in(os.getppid()) - usual) != 4)"
+        "counts = {os.environ['RINGRUN_COUNTS'].split()[0]}; "
+        # the wrapper reads three pipes, and has both ends of one that signals wake it up by
+        "raise SystemExit(open_in('self') != usual | counts or len(open_in(os.getppid()) - usual) != 5)"
     )
     words = [sys.executable, "-m", *COMMANDS[command], sys.executable, "-c", rank]
     ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

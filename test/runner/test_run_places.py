@@ -218,7 +218,9 @@ def test_every_option_is_a_flag() -> None:
         value = {"number": f"{option.default}", "choice": choice, "steps": "5-7", "rates": "1000,100"}
         text = value.get(option.type, "some/path")
         name = option.name.replace("_", "-")
-        words = [f"--{name}"] if sorted(option.choices) == ["off", "on"] else [f"--{name}", text]
+        is_switch = sorted(option.choices) == ["off", "on"]
+        words = [f"--{name}"] if is_switch else [f"--{name}", text]
+        text = "on" if is_switch else text
         variables = flags.option_variables(parse(*words, *TRAIN))
         assert variables == {table.environment_name(option.name): text}
     off = flags.option_variables(parse("--no-autotune", *TRAIN))

@@ -96,7 +96,7 @@ def _own_file() -> Path:
         path = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtrain" / path
         return _made(path)
     try:
-        return _made(private_folder() / "secret")
+        return _made(Path(private_folder(), "secret"))
     except OSError as error:
         text = f"{error.strerror}: no file for the secret can be made, here or as {path}; set {FILE_VARIABLE} to one"
         raise type(error)(error.errno, text, error.filename) from None

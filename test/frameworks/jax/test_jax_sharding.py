@@ -350,33 +350,6 @@ def test_a_rank_whose_script_has_ended_still_does_its_part_for_the_others(tmp_pa
     assert "the sums are" in done.stdout and "Traceback" not in done.stderr
 
 
-HALVES = """
-import ringtrain.jax as hvd
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-
-hvd.distributed.init()
-first = hvd.rank() // 2 * 2
-by_rank = NamedSharding(Mesh(np.array(jax.devices()[first : first + 2]), ("i",)), P("i"))
-array = jax.make_array_from_callback((2, 8), by_rank, lambda place: np.full((2, 8), first + 1, "f")[place])
-total = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(by_rank.mesh, P()))
-for step in range(2 if first else 1000):
-    sums = total(array).block_until_ready()
-print("rank", hvd.rank(), "has", float(sums.addressable_data(0)[0]), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_ranks_go_on_with_their_own_mesh_when_the_scripts_of_the_others_have_ended(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(HALVES)
-    done = ringrun("-np", "4", "--no-prefix-output", sys.executable, str(program))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(re.findall("rank . has .*", done.stdout)) == [
-        *(f"rank {rank} has {2.0 if rank < 2 else 6.0}" for rank in range(4))
-    ]
-
-
 PLAIN = "import os, runpy; runpy.run_path(os.environ['PLAIN'], run_name='__main__')"
 JOIN_BY_RINGTRAIN = "import ringtrain.jax as hvd; hvd.distributed.init()"
 JOIN_BY_GLOO = """
