@@ -60,7 +60,7 @@ void Network::keep(const NetworkRequest& request) const {
 // The thread that looks first takes what has come for others, too: their descriptor is not readable when they sleep.
 void Network::sleep(double pause_s, double longest_s, Watch* watch) {
   constexpr double kMoment_s = 0.02;
-  if (has_more_to_do()) return;
+  if (let_senders_go()) return;
   if (descriptor() < 0) {
     const Aside aside(watch);
     return Waiter::nap(pause_s);

@@ -108,8 +108,8 @@ class Network {
   virtual int look(uint64_t& handle, bool& has_ended) noexcept = 0;
   virtual void require_success(int code) const = 0;
   virtual void cancel(uint64_t handle) noexcept = 0;
-  // Called before a thread sleeps: whether requests may have ended by what it has done.
-  virtual bool has_more_to_do() noexcept { return false; }
+  // Called before a thread sleeps: ends sends that only wait until a copy is made. Returns whether there were any.
+  virtual bool let_senders_go() noexcept { return false; }
   // Whether what was cancelled, or has failed, reads and writes no memory any more.
   virtual bool lets_go_at_once() const { return false; }
   void keep(const NetworkRequest& request) const;

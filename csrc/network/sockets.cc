@@ -268,6 +268,9 @@ class SocketNetwork final : public Network, Connector::Owner {
       if (!was_written && transfer.written_s > 0) unconfirmed_.push_back(transfer.out);
       return 0;
     }
+    // Not all who wait for a message sleep in this Network, so the list would grow.
+    if (transfer.written_s > 0)
+      unconfirmed_.erase(std::remove(unconfirmed_.begin(), unconfirmed_.end(), transfer.out), unconfirmed_.end());
     transfer.let_go();
     delete &transfer;
     return code;
@@ -314,7 +317,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   }
 
   // A sender that would only wait until its message is confirmed gets its memory back by a copy.
-  bool has_more_to_do() noexcept override {
+  bool let_senders_go() noexcept override {
     const bool waits_for_receipts = !unconfirmed_.empty();
     for (const auto& frame : std::exchange(unconfirmed_, {}))
       if (!frame->is_confirmed) frame->keep_data();

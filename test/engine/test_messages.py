@@ -1,9 +1,11 @@
 """Messages between two ranks, and process sets that their members open alone."""
 
+import os
 import random
 import re
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,6 +79,23 @@ def test_messages_in_any_order_have_their_values():
 @pytest.mark.ranks(3, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"})
 def test_messages_over_sockets_have_their_values():
     test_messages_in_any_order_have_their_values()
+
+
+@pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"})
+def test_long_messages_that_have_come_leave_no_memory():
+    """A sender keeps them only until the receiver has confirmed them."""
+    values = np.arange(50_000, dtype=np.float32)
+
+    def exchange(count):
+        for _ in range(count):
+            if hvd.rank() == 0:
+                hvd.send(values, 1)
+            else:
+                hvd.recv(values, 0)
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = exchange(500)
+    assert exchange(8000) - before < 6 << 20  # of 1.6 GB
 
 
 @pytest.mark.ranks(3, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "mpi"})
