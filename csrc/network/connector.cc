@@ -202,7 +202,6 @@ void Connector::go_on_dialling(int rank, double now) {
 
 void Connector::dial_due(int rank, double now) {
   Dialling& dialling = this->dialling(rank);
-  dialling.look(now);
   while (const std::optional<Dialling::Attempt> attempt = dialling.take_due(now)) dial(rank, *attempt, now);
   if (dialling.is_out_of_reach()) return owner_.is_out_of_reach(rank, loss_of(rank));
   const bool waits = std::isfinite(dialling.next_due_s());

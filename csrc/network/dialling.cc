@@ -86,12 +86,6 @@ void Dialling::heal(Missing missing, double until_s, double now) {
   }
 }
 
-void Dialling::look(double now) {
-  if (!heals_until_s_ || now < *heals_until_s_) return;
-  for (Stream& stream : streams_)
-    if (stream.state == State::waiting) give_up(stream);
-}
-
 void Dialling::give_up(Stream& stream) {
   stream.state = State::given_up;
   if (!addresses_[stream.address]) addresses_[stream.address] = stream.latest;
@@ -123,6 +117,7 @@ void Dialling::heal_after(Stream& stream, DialFailure failure, const std::string
   // The rank was stopped meanwhile.
   const double lasted_s = now - stream.dialled_at_s;
   if (failure == DialFailure::turned_away && lasted_s > kLongestAttempt_s) *heals_until_s_ += lasted_s;
+  if (now >= *heals_until_s_) return give_up(stream);
   const double pause_s = stream.pause_s;
   if (missing_ == Missing::all)
     dial_next_address(stream, now);

@@ -16,9 +16,10 @@
 // reach when all its streams are given up.
 //
 // A connection that breaks is made again (heal): until a given time an address that cannot be reached is dialled again
-// as one that ends attempts is. Streams of a rank that is connected keep their addresses, so a link is used again when
-// it is back; those of one that is not try all addresses in turn. A rank that refuses at an address at which it has
-// answered before is gone: all its streams are given up.
+// as one that ends attempts is. The last attempt ends after that time, since this rank may have been stopped meanwhile.
+// Streams of a rank that is connected keep their addresses, so a link is used again when it is back; those of one that
+// is not try all addresses in turn. A rank that refuses at an address at which it has answered before is gone: all its
+// streams are given up.
 #pragma once
 
 #include <cstddef>
@@ -57,8 +58,6 @@ class Dialling {
   void heal(Missing missing, double until_s, double now);
   bool heals() const { return heals_until_s_.has_value(); }
   double heals_until_s() const { return *heals_until_s_; }
-  // Gives up what still waits when the time to heal is over.
-  void look(double now);
   void has_failed(size_t stream, DialFailure failure, const std::string& reason, double now);
   // Gives up the streams that wait: the rank is connected already, and more streams are only a matter of speed.
   void stop_waiting();
