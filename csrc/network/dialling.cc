@@ -20,6 +20,7 @@ DialFailure failure_of(int error) {
     case ECONNRESET:
     case ECONNABORTED:
     case EPIPE:
+    case EBADMSG:  // bytes were changed on their way: see network/byte_stream.h
       return DialFailure::turned_away;
     case EMFILE:
     case ENFILE:
@@ -34,7 +35,11 @@ DialFailure failure_of(int error) {
 }
 
 Dialling::Dialling(size_t streams, size_t addresses, double patience_s)
-    : patience_s_(patience_s), streams_(streams), addresses_(addresses), has_answered_(addresses) {
+    : patience_s_(patience_s),
+      streams_(streams),
+      addresses_(addresses),
+      has_answered_(addresses),
+      was_tried_(addresses) {
   for (size_t i = 0; i < streams; ++i) streams_[i].own_address = streams_[i].address = i % addresses;
 }
 
@@ -74,6 +79,7 @@ void Dialling::has_broken(size_t number) {
 void Dialling::heal(Missing missing, double until_s, double now) {
   missing_ = missing;
   heals_until_s_ = until_s;
+  was_tried_.assign(addresses_.size(), false);
   for (std::optional<Loss>& loss : addresses_)
     if (loss && loss->failure != DialFailure::refused) loss.reset();
   for (Stream& stream : streams_) {
@@ -107,6 +113,7 @@ void Dialling::has_failed(size_t number, DialFailure failure, const std::string&
 
 void Dialling::heal_after(Stream& stream, DialFailure failure, const std::string& reason, double now) {
   stream.latest = Loss{failure, reason};
+  was_tried_[stream.address] = true;
   const bool is_refused = failure == DialFailure::refused;
   if (is_refused) addresses_[stream.address] = stream.latest;
   if (is_refused && !has_answered_[stream.address]) return dial_next_address(stream, now);
@@ -117,7 +124,7 @@ void Dialling::heal_after(Stream& stream, DialFailure failure, const std::string
   // The rank was stopped meanwhile.
   const double lasted_s = now - stream.dialled_at_s;
   if (failure == DialFailure::turned_away && lasted_s > kLongestAttempt_s) *heals_until_s_ += lasted_s;
-  if (now >= *heals_until_s_) return give_up(stream);
+  if (may_give_up(now)) return give_up(stream);
   const double pause_s = stream.pause_s;
   if (missing_ == Missing::all)
     dial_next_address(stream, now);
@@ -125,6 +132,13 @@ void Dialling::heal_after(Stream& stream, DialFailure failure, const std::string
     stream.address = stream.own_address;
   stream.pause_s = pause_s;
   dial_again(stream, now);
+}
+
+bool Dialling::may_give_up(double now) const {
+  if (now < *heals_until_s_) return false;
+  for (size_t i = 0; i < addresses_.size(); ++i)
+    if (!was_tried_[i] && !addresses_[i]) return false;
+  return true;
 }
 
 void Dialling::dial_again(Stream& stream, double now) {

@@ -16,7 +16,8 @@
 // reach when all its streams are given up.
 //
 // A connection that breaks is made again (heal): until a given time an address that cannot be reached is dialled again
-// as one that ends attempts is. The last attempt ends after that time, since this rank may have been stopped meanwhile.
+// as one that ends attempts is. The last attempt ends after that time, since this rank may have been stopped meanwhile,
+// and no address is left untried.
 // Streams of a rank that is connected keep their addresses, so a link is used again when it is back; those of one that
 // is not try all addresses in turn. A rank that refuses at an address at which it has answered before is gone: all its
 // streams are given up.
@@ -88,13 +89,14 @@ class Dialling {
   void dial_next_address(Stream& stream, double now);
   void heal_after(Stream& stream, DialFailure failure, const std::string& reason, double now);
   void give_up(Stream& stream);
+  bool may_give_up(double now) const;
 
   const double patience_s_;
   std::optional<double> heals_until_s_;
   Missing missing_ = Missing::all;
   std::vector<Stream> streams_;
   std::vector<std::optional<Loss>> addresses_;
-  std::vector<bool> has_answered_;  // by address
+  std::vector<bool> has_answered_, was_tried_;  // by address; tried: since the beginning of heal()
 };
 
 }  // namespace ringtrain
