@@ -211,8 +211,7 @@ def describe_network(launch: launched_by.Launch | None) -> Data:
     `over_mpi` says whether MPI brings the ranks together.
     """
     try:
-        wanted = table.resolve({})["network"]
-        chosen = job_network.choose(wanted, None, launch)
+        chosen = job_network.choose(table.resolve({}), None, launch)
         of_ringrun = choose_network("auto") if launch is None else None
     except (ValueError, UsageError) as error:
         return {"network": None, "reason": str(error), "over_mpi": False, "of_ringrun": None, "error": str(error)}

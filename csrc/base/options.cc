@@ -93,6 +93,9 @@ const std::vector<Entry>& entries() {
       number(&Options::peer_timeout_s, "peer_timeout_s", 0, kDay,
              "Seconds without any answer from a rank's host over sockets after which that rank is lost; until then a "
              "broken connection is made again. 0 waits for ever."),
+      choice(&Options::socket_encryption, "socket_encryption", {"off", "on"},
+             "Whether the values that ranks and servers send over sockets are encrypted, each connection with keys of "
+             "its own, by OpenSSL's libcrypto, which must be there then; network=auto takes sockets."),
       choice(&Options::on_state_lost, "on_state_lost", {"restart", "fail"},
              "Action when an elastic job has lost every rank with its state and no file of save_to has one: "
              "restart begins the training anew, at step 0; fail ends the job with exit code 1."),

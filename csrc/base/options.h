@@ -37,6 +37,7 @@ struct Options {
   std::string socket_interfaces      = "";
   std::string socket_streams         = "auto";
   double      peer_timeout_s         = 10;
+  std::string socket_encryption      = "off";
   std::string on_state_lost          = "restart";
   std::string shared_memory          = "auto";
   std::string allreduce_algorithm    = "auto";

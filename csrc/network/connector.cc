@@ -141,21 +141,25 @@ void Connector::listen_again(double now) {
   }
 }
 
+// Where this rank was stopped, the answer of the other one may have come in time.
 void Connector::end_late(double now) {
   for (auto one = beginnings_.begin(); one != beginnings_.end();) {
     const auto next = std::next(one);
-    if (!(*one)->handshake.dials() && now > (*one)->ends_s()) {
-      end(one);
-    } else if (is_late_to_heal(**one, now)) {
-      (*one)->handshake.give_up(ETIMEDOUT);
-      end(one);
+    Beginning& beginning = **one;
+    if (is_late(beginning, now)) {
+      advance(beginning);
+      if (place_of(beginning) == one && is_late(beginning, now)) {
+        beginning.handshake.give_up(ETIMEDOUT);
+        end(one);
+      }
     }
     one = next;
   }
 }
 
-// No host has answered an attempt to make a connection again.
-bool Connector::is_late_to_heal(const Beginning& beginning, double now) {
+// On the side that dials: no host has answered an attempt to make a connection again.
+bool Connector::is_late(const Beginning& beginning, double now) {
+  if (!beginning.handshake.dials()) return now > beginning.ends_s();
   if (beginning.handshake.is_connected()) return false;
   const Dialling& dialling = this->dialling(beginning.handshake.peer());
   return dialling.heals() && now > std::min(beginning.begun_s + kRedial_s,
@@ -251,11 +255,11 @@ void Connector::advance(Beginning& it) {
   const int peer = it.handshake.peer(), dialler = dials ? credentials_.rank : peer;
   const int stream = it.handshake.stream();
   if (stream < 0 || stream >= directory_.streams) return end(place_of(it));
-  Descriptor socket = it.handshake.take();
-  poller_.remove(socket.number());
+  ByteStream bytes = it.handshake.take();
+  poller_.remove(bytes.socket());
   drop(place_of(it));
   if (dials) dialling(peer).has_connected(static_cast<size_t>(stream));
-  owner_.connected(peer, dialler, stream, std::move(socket));
+  owner_.connected(peer, dialler, stream, std::move(bytes));
   const auto& own = peers_[static_cast<size_t>(peer)].dialling;
   if (own && own->heals() && owner_.is_connected(peer)) heal(peer, Dialling::Missing::connected_before, kNever_s);
 }
@@ -287,14 +291,14 @@ void Connector::end(Beginnings::iterator place) {
   go_on_dialling(peer, now);
 }
 
-std::vector<Descriptor> Connector::take_proved() {
-  std::vector<Descriptor> sockets;
+std::vector<ByteStream> Connector::take_proved() {
+  std::vector<ByteStream> streams;
   for (const auto& one : beginnings_) {
     if (!one->handshake.has_proved_itself()) continue;
     poller_.remove(one->handshake.socket());
-    sockets.push_back(one->handshake.take());
+    streams.push_back(one->handshake.take());
   }
-  return sockets;
+  return streams;
 }
 
 bool Connector::has_proved_itself_to(int rank) const {

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "network/byte_stream.h"
 #include "network/dialling.h"
 #include "network/handshake.h"
 #include "network/poller.h"
@@ -48,7 +49,7 @@ class Connector {
     // It is lost, or leaves: no connection to it is of use any more.
     virtual bool is_over(int /*rank*/) const { return false; }
     // `stream`: which of the connections that `dialler` makes, this rank or the other one.
-    virtual void connected(int rank, int dialler, int stream, Descriptor socket) = 0;
+    virtual void connected(int rank, int dialler, int stream, ByteStream bytes) = 0;
     // A connection that this rank dialled, and that the other one may have taken for made: messages of the other one
     // may have been lost with it. `error`: errno; 0: the other side has ended it.
     virtual void failed_before_welcome(int /*rank*/, int /*error*/) {}
@@ -73,7 +74,7 @@ class Connector {
   void look();
   // Connections that were dialled and that the other rank may take for made, though this one has not been welcomed yet:
   // takes all of them; and returns whether there is one to this rank.
-  std::vector<Descriptor> take_proved();
+  std::vector<ByteStream> take_proved();
   bool has_proved_itself_to(int rank) const;
 
  private:
@@ -96,7 +97,7 @@ class Connector {
   void go_on_dialling(int rank, double now);
   void dial(int rank, Dialling::Attempt attempt, double now);
   void end_late(double now);
-  bool is_late_to_heal(const Beginning& beginning, double now);
+  bool is_late(const Beginning& beginning, double now);
   const SocketAddress& address_of(int rank, size_t number) const;
   Dialling& dialling(int rank) { return *peers_[static_cast<size_t>(rank)].dialling; }
   OutOfReach loss_of(int rank) const;

@@ -1,7 +1,6 @@
 #include "network/frame_stream.h"
 
 #include <errno.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -43,13 +42,9 @@ bool FrameStream::write() {
       if (frame.header.bytes > body) parts[used++] = {const_cast<char*>(frame.data) + body, frame.header.bytes - body};
       asked += frame.left();
     }
-    msghdr message = {};
-    message.msg_iov = parts;
-    message.msg_iovlen = used;
-    const ssize_t sent = ::sendmsg(socket(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = bytes_.send(parts, used);
     if (sent < 0) return goes_on(sent);
     queued_bytes_ -= static_cast<size_t>(sent);
-    sent_bytes_ += static_cast<size_t>(sent);
     for (size_t left = static_cast<size_t>(sent); left > 0;) {
       OutgoingFrame& frame = *outgoing_.front();
       const size_t part = std::min(left, frame.left());
@@ -77,9 +72,8 @@ bool FrameStream::read(Receiver& receiver) {
     const bool is_discarding = incoming_ && !incoming_->place;
     if (!is_discarding) parts[used++] = {buffer_.data() + end_, buffer_.size() - end_};
     const size_t asked = for_frame + (is_discarding ? 0 : buffer_.size() - end_);
-    const ssize_t came = ::readv(socket(), parts, static_cast<int>(used));
+    const ssize_t came = bytes_.receive(parts, used);
     if (came <= 0) return goes_on(came);
-    received_bytes_ += static_cast<size_t>(came);
     const size_t of_frame = std::min(static_cast<size_t>(came), for_frame);
     end_ += static_cast<size_t>(came) - of_frame;
     if (incoming_) {
@@ -90,13 +84,13 @@ bool FrameStream::read(Receiver& receiver) {
       error_ = EPROTO;
       return false;
     }
-    if (static_cast<size_t>(came) < asked) return true;
+    if (static_cast<size_t>(came) < asked && !bytes_.has_failed()) return true;
   }
 }
 
 // A call may return less than there is.
 void FrameStream::read_rest(Receiver& receiver) {
-  for (uint64_t before = received_bytes_; read(receiver) && received_bytes_ > before; before = received_bytes_)
+  for (uint64_t before = received_bytes(); read(receiver) && received_bytes() > before; before = received_bytes())
     continue;
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/descriptor.h"
+#include "network/byte_stream.h"
 
 namespace ringtrain {
 
@@ -55,10 +55,10 @@ class FrameStream {
     virtual void complete(IncomingFrame& frame) = 0;
   };
 
-  // `socket` is connected and does not block.
-  explicit FrameStream(Descriptor socket) : socket_(std::move(socket)), buffer_(kBufferBytes) {}
+  // `bytes` is connected and does not block.
+  explicit FrameStream(ByteStream bytes) : bytes_(std::move(bytes)), buffer_(kBufferBytes) {}
 
-  int socket() const { return socket_.number(); }
+  int socket() const { return bytes_.socket(); }
   void send(std::shared_ptr<OutgoingFrame> frame) {
     queued_bytes_ += frame->left();
     outgoing_.push_back(std::move(frame));
@@ -68,9 +68,9 @@ class FrameStream {
   const std::shared_ptr<IncomingFrame>& incoming() const { return incoming_; }
   // The rest of it is nothing that anybody wants: its memory is somebody else's from now on.
   void discard_incoming();
-  // So far: they grow while the other side takes or sends a long message.
-  uint64_t sent_bytes() const { return sent_bytes_; }
-  uint64_t received_bytes() const { return received_bytes_; }
+  // See ByteStream.
+  uint64_t sent_bytes() const { return bytes_.sent_bytes(); }
+  uint64_t received_bytes() const { return bytes_.received_bytes(); }
 
   // As much as the socket takes, and all that has come. False when the connection is over.
   bool write();
@@ -88,10 +88,9 @@ class FrameStream {
   bool begin_frame(Receiver& receiver);
   void end_frame_if_complete(Receiver& receiver);
 
-  Descriptor socket_;
+  ByteStream bytes_;
   std::deque<std::shared_ptr<OutgoingFrame>> outgoing_;
   size_t queued_bytes_ = 0;
-  uint64_t sent_bytes_ = 0, received_bytes_ = 0;
   std::shared_ptr<IncomingFrame> incoming_;  // that is under way
   Bytes buffer_;                             // for headers, and what is too short for a call of its own
   size_t begin_ = 0, end_ = 0;               // of what has not been looked at

@@ -7,11 +7,12 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace ringtrain {
 namespace {
 
-constexpr char kMagic[8] = {'r', 'i', 'n', 'g', 't', 'r', 'n', 3};  // the last: the version of what follows
+constexpr char kMagic[8] = {'r', 'i', 'n', 'g', 't', 'r', 'n', 4};  // the last: the version of what follows
 constexpr char kWelcome = 'w';
 constexpr const char *kDials = "dials", *kAnswers = "answers";
 
@@ -21,7 +22,7 @@ struct Nonce {
 
 struct Hello {
   char magic[8];
-  int32_t from, to, stream;
+  int32_t from, to, stream, is_sealed;
   Nonce nonce;
 };
 
@@ -43,13 +44,23 @@ Bytes bytes_of(const Value& value) {
   return writer.take();
 }
 
+// Says so where it cannot, once.
+bool can_seal() {
+  static const bool can = [] {
+    const auto error = error_of(Sealing::require);
+    if (error) warn(std::string("other processes are refused: ") + error->what());
+    return !error;
+  }();
+  return can;
+}
+
 }  // namespace
 
 Handshake Handshake::dial(Descriptor socket, int to, int stream, const Credentials& credentials) {
   Handshake handshake(std::move(socket), credentials, true);
   handshake.peer_ = to;
   handshake.stream_ = stream;
-  Hello hello{{}, credentials.rank, to, stream, fresh_nonce()};
+  Hello hello{{}, credentials.rank, to, stream, credentials.is_sealed, fresh_nonce()};
   std::memcpy(hello.magic, kMagic, sizeof(kMagic));
   handshake.say(bytes_of(hello));
   handshake.expect(Wait::challenge);
@@ -117,6 +128,8 @@ bool Handshake::take_hello() {
   const bool is_meant = std::memcmp(hello.magic, kMagic, sizeof(kMagic)) == 0 && hello.to == credentials_->rank &&
                         hello.from >= 0 && hello.from < credentials_->size && hello.from != credentials_->rank;
   if (!is_meant) return false;
+  is_sealed_ = hello.is_sealed != 0;
+  if (is_sealed_ && !can_seal()) return false;
   peer_ = hello.from;
   stream_ = hello.stream;
   said_.append(in_.begin(), in_.end());
@@ -150,6 +163,11 @@ bool Handshake::take_welcome() {
   if (in_.front() != kWelcome) return false;
   expect(Wait::nothing);
   return true;
+}
+
+ByteStream Handshake::take() {
+  const std::string secret = credentials_->secret + credentials_->token;
+  return ByteStream(std::move(socket_), is_sealed_ ? std::make_unique<Sealing>(secret, said_, dials_) : nullptr);
 }
 
 Sha256 Handshake::proof(const char* of_whom) const {

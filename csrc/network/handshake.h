@@ -12,7 +12,7 @@
 // or descriptors run out, and may dial again: nothing was sent over it. From then on an end without a bye is a death.
 //
 // A proof is the HMAC of all that was said until then, under the secret: it is good for this connection alone, and
-// cannot be sent back to its maker.
+// cannot be sent back to its maker. The side that dials says whether the connection is sealed.
 #pragma once
 
 #include <string>
@@ -20,13 +20,15 @@
 #include "base/bytes.h"
 #include "base/descriptor.h"
 #include "base/sha256.h"
+#include "network/byte_stream.h"
 
 namespace ringtrain {
 
 // The facts that connections of one generation of one job share.
 struct Credentials {
   std::string secret, token;
-  int rank, size;  // this rank, and how many there are
+  int rank, size;          // this rank, and how many there are
+  bool is_sealed = false;  // connections that this rank dials
 };
 
 // Over a socket that does not block. Fails, without saying anything, where the other one is not what it should be.
@@ -57,13 +59,17 @@ class Handshake {
   int socket() const { return socket_.number(); }
   // Why it has failed, as errno; 0: not because of the connection.
   int error() const { return error_; }
-  Descriptor take() { return std::move(socket_); }
+  // The connection, sealed if the side that dials has said so. Throws failure as Sealing.
+  ByteStream take();
 
  private:
   enum class Wait { hello, challenge, proof, welcome, nothing };
 
   Handshake(Descriptor socket, const Credentials& credentials, bool dials)
-      : socket_(std::move(socket)), credentials_(&credentials), dials_(dials) {}
+      : socket_(std::move(socket)),
+        credentials_(&credentials),
+        dials_(dials),
+        is_sealed_(dials && credentials.is_sealed) {}
 
   void expect(Wait wait);
   bool take_message();
@@ -77,7 +83,7 @@ class Handshake {
 
   Descriptor socket_;
   const Credentials* credentials_;
-  bool dials_;
+  bool dials_, is_sealed_;
   int peer_ = -1, stream_ = 0, error_ = 0;
   Wait wait_ = Wait::nothing;
   Bytes out_, in_;

@@ -41,7 +41,7 @@ constexpr double kHealWithin_s = 10;
 constexpr double kNever_s = std::numeric_limits<double>::infinity();
 // A rank that leaves while others wait for it has mostly heard of a failure, and so will they.
 constexpr double kReasonWithin_s = 0.2;
-// How long a rank that leaves waits until the others have room for what it has to say.
+// How long a rank that leaves waits for others that take nothing of what it has for them.
 constexpr double kByeWithin_s = 1;
 constexpr uint64_t kLongestFrame = uint64_t{1} << 40;  // longer ones are rejected
 
@@ -67,7 +67,8 @@ class SocketNetwork final : public Network, Connector::Owner {
  public:
   SocketNetwork(const SocketDescription& description, std::vector<Descriptor> listeners, int rank,
                 const std::vector<RankName>& names)
-      : credentials_{description.secret, description.token, rank, static_cast<int>(names.size())},
+      : credentials_{description.secret, description.token, rank, static_cast<int>(names.size()),
+                     description.is_sealed},
         names_(names),
         streams_(description.streams),
         timeout_s_(description.timeout_s),
@@ -77,16 +78,20 @@ class SocketNetwork final : public Network, Connector::Owner {
     for (size_t i = 0; i < peers_.size(); ++i) peers_[i].rank = static_cast<int>(i);
   }
 
-  // Waits until what it has sent is confirmed, says that it leaves, and takes what has come: the kernel would tell the
-  // other side that this was lost, which then might lose what it has not read yet. A bye may have to wait for room in a
-  // socket's buffer.
+  // Waits until what it has sent is confirmed, as long as connections are made again if the network is down, says that
+  // it leaves, and takes what has come: the kernel would tell the other side that this was lost, which then might lose
+  // what it has not read yet.
   ~SocketNetwork() override {
     try {
       ask_for_receipts();
-      Waiter::comes_true([&] { return is_all_confirmed(); }, kByeWithin_s);
+      const double end_s = now_s() + longest_healing_s();
+      for (uint64_t before = ~uint64_t{0}; before != sent_bytes() || (is_cut_off() && now_s() < end_s);) {
+        before = sent_bytes();
+        if (Waiter::comes_true([&] { return is_all_confirmed(); }, kByeWithin_s)) break;
+      }
     } catch (const std::exception&) {  // it leaves all the same
     }
-    for (Descriptor& socket : connector_.take_proved()) leave(FrameStream(std::move(socket)));
+    for (ByteStream& bytes : connector_.take_proved()) leave(FrameStream(std::move(bytes)));
     for (Peer& peer : peers_)
       for (const auto& stream : peer.streams) say(stream->frames, kByeTag);
     for (Peer& peer : peers_)
@@ -169,8 +174,8 @@ class SocketNetwork final : public Network, Connector::Owner {
  private:
   struct Peer;
   struct Stream final : Watched, FrameStream::Receiver {
-    Stream(SocketNetwork& network, Peer& peer, Descriptor socket, int dialler, int number)
-        : network(network), peer(peer), frames(std::move(socket)), dialler(dialler), number(number) {}
+    Stream(SocketNetwork& network, Peer& peer, ByteStream bytes, int dialler, int number)
+        : network(network), peer(peer), frames(std::move(bytes)), dialler(dialler), number(number) {}
     void is_ready(uint32_t events) override { network.serve(*this, events); }
     std::shared_ptr<IncomingFrame> place(const FrameHeader& header) override { return network.place(*this, header); }
     void complete(IncomingFrame& frame) override { network.complete(*this, frame); }
@@ -489,11 +494,32 @@ class SocketNetwork final : public Network, Connector::Owner {
   // Of all ranks that can still say so.
   bool is_all_confirmed() {
     progress();
-    return std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
-      return peer.is_lost || peer.is_leaving ||
-             (peer.unsent.empty() && std::all_of(peer.streams.begin(), peer.streams.end(),
-                                                 [](const auto& one) { return one->unconfirmed.empty(); }));
+    return std::none_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return is_to_confirm(peer); });
+  }
+
+  static bool is_to_confirm(const Peer& peer) {
+    if (peer.is_lost || peer.is_leaving) return false;
+    return !peer.unsent.empty() || std::any_of(peer.streams.begin(), peer.streams.end(),
+                                               [](const auto& one) { return !one->unconfirmed.empty(); });
+  }
+
+  // Whether what is to be confirmed has not come to the other side's kernel.
+  bool is_cut_off() const {
+    return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+      const auto has_more = [](const auto& one) {
+        return !one->unconfirmed.empty() &&
+               (one->frames.queued_bytes() > 0 || answers_on(one->frames.socket()).is_owed);
+      };
+      return is_to_confirm(peer) &&
+             (peer.streams.empty() || std::any_of(peer.streams.begin(), peer.streams.end(), has_more));
     });
+  }
+
+  uint64_t sent_bytes() const {
+    uint64_t bytes = 0;
+    for (const Peer& peer : peers_)
+      for (const auto& stream : peer.streams) bytes += stream->frames.sent_bytes();
+    return bytes;
   }
 
   // Whether it can be true.
@@ -638,7 +664,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   }
 
   // Those that the lower rank has dialled come first on both sides.
-  void connected(int rank, int dialler, int number, Descriptor socket) override {
+  void connected(int rank, int dialler, int number, ByteStream bytes) override {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     if (peer.is_unreached) find_again(peer);
     if (peer.is_lost) return;
@@ -648,7 +674,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     const auto place =
         std::find_if(peer.streams.begin(), peer.streams.end(), [&](const auto& one) { return one->dialler > dialler; });
     Stream& stream =
-        **peer.streams.insert(place, std::make_unique<Stream>(*this, peer, std::move(socket), dialler, number));
+        **peer.streams.insert(place, std::make_unique<Stream>(*this, peer, std::move(bytes), dialler, number));
     poller_.add(stream.frames.socket(), stream, false);
     end_silent(peer);
     send_unsent(peer);

@@ -27,6 +27,7 @@ struct SocketDescription {
   std::string token;                                  // of its generation
   int streams = 1;                                    // connections to each rank
   double timeout_s = 10;                              // how long a rank may be out of reach; 0: for ever
+  bool is_sealed = false;                             // see network/sealing.h
 };
 
 std::unique_ptr<Network> open_sockets(const SocketDescription& description, int rank,

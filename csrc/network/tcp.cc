@@ -73,7 +73,7 @@ Answers answers_on(int socket) {
   return {info.tcpi_unacked > 0, std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) / 1e3};
 }
 
-std::string text_of(int error) { return std::strerror(error); }
+std::string text_of(int error) { return error == EBADMSG ? "bytes were changed on their way" : std::strerror(error); }
 
 std::vector<std::pair<std::string, std::string>> interface_addresses() {
   ifaddrs* first = nullptr;

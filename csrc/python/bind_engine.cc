@@ -43,6 +43,7 @@ SocketDescription to_sockets(const nb::object& sockets) {
   description.token = field<std::string>(sockets, "token");
   description.streams = field<int>(sockets, "streams");
   description.timeout_s = field<double>(sockets, "timeout_s");
+  description.is_sealed = field<bool>(sockets, "is_sealed");
   return description;
 }
 

@@ -58,9 +58,9 @@ std::vector<std::vector<SocketAddress>> to_addresses(
 
 std::shared_ptr<StoreClient> make_client(int worker, uint32_t term, int workers, int capacity,
                                          const std::vector<std::vector<std::pair<std::string, int>>>& servers,
-                                         const nb::bytes& secret, const std::string& token, const std::string& node,
-                                         int threads, double timeout_s, double return_s, double outbox_mb,
-                                         int verbose) {
+                                         const nb::bytes& secret, const std::string& token, bool is_sealed,
+                                         const std::string& node, int threads, double timeout_s, double return_s,
+                                         double outbox_mb, int verbose) {
   StoreClientOptions options;
   options.workers = workers;
   options.node = node;
@@ -70,6 +70,7 @@ std::shared_ptr<StoreClient> make_client(int worker, uint32_t term, int workers,
   options.remote.servers = to_addresses(servers);
   options.remote.secret.assign(secret.c_str(), secret.size());
   options.remote.token = token;
+  options.remote.is_sealed = is_sealed;
   options.remote.threads = threads;
   options.remote.timeout_s = timeout_s;
   options.remote.return_s = return_s;
@@ -316,8 +317,9 @@ void bind_store_client(nb::module_& module) {
   module.attr("LARGEST_ATOMIC_BYTES") = Layout::kLargestAtomicBytes;
   nb::class_<StoreClient>(module, "StoreClient", "A worker's side of stores; see csrc/kvstore/worker/client.h.")
       .def(nb::new_(&make_client), nb::kw_only(), nb::arg("worker"), nb::arg("term") = 0, nb::arg("workers"),
-           nb::arg("capacity"), nb::arg("servers"), nb::arg("secret"), nb::arg("token"), nb::arg("node"),
-           nb::arg("threads") = 1, nb::arg("timeout_s"), nb::arg("return_s"), nb::arg("outbox_mb"), nb::arg("verbose"))
+           nb::arg("capacity"), nb::arg("servers"), nb::arg("secret"), nb::arg("token"), nb::arg("is_sealed") = false,
+           nb::arg("node"), nb::arg("threads") = 1, nb::arg("timeout_s"), nb::arg("return_s"), nb::arg("outbox_mb"),
+           nb::arg("verbose"))
       .def(
           "open",
           [](StoreClient& client, uint32_t store, bool is_synchronous, std::optional<int64_t> max_staleness,

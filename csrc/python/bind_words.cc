@@ -7,6 +7,7 @@
 #include "base/sha256.h"
 #include "coordination/operation.h"
 #include "kernels/reduce.h"
+#include "network/sealing.h"
 #include "network/tcp.h"
 #include "python/bind.h"
 
@@ -129,6 +130,7 @@ void bind_words(nb::module_& module) {
         return are_equal(digest, hmac_sha256(as_string(key), as_string(message)));
       },
       "Takes the same time wherever the proof differs.");
+  module.def("require_sealing", &Sealing::require, "Raises RingtrainError where connections cannot be encrypted.");
   module.def("interface_addresses", &interface_addresses, "(interface, address) of this host's that are up.");
 }
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ringtrain.job import launched_by, network, sockets
 from ringtrain.job.rendezvous.server import meet
 from ringtrain.job.world import node_name
+from ringtrain.options import table
 
 _MEETING_S = 300.0
 
@@ -132,7 +133,8 @@ def join(networks: Sequence[str] = ()) -> Job:
     launch = launched_by.detect()
     if launch is None:
         return SingleJob()
-    chosen = network.choose(networks[0] if len(networks) == 1 else "auto", None, launch).network
+    settings = {**table.resolve({}), "network": networks[0] if len(networks) == 1 else "auto"}
+    chosen = network.choose(settings, None, launch).network
     if chosen == "sockets" and sockets.is_met_at_a_place(launch):
         return RendezvousJob(launch)
     from mpi4py import MPI

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -68,13 +68,15 @@ def workers() -> int:
     return _count_workers() if _count_workers is not None else 0
 
 
-def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> NetworkChoice:
-    """Returns what `network=wanted` means for this process.
+def choose(settings: Mapping[str, str], comm: Any, launch: launched_by.Launch | None) -> NetworkChoice:
+    """Returns what option `network` means for this process.
 
     Args:
-        wanted: "auto", "mpi" or "sockets".
+        settings: every option.
         comm: what init() was given.
         launch: what `launched_by.detect` has found.
+
+    Raises ValueError where connections are to be encrypted, but not to be sockets.
     """
     if elastic_client.is_elastic():
         return NetworkChoice("sockets", "this process belongs to an elastic job")
@@ -84,6 +86,11 @@ def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Network
         return NetworkChoice(
             "none", "a job of one rank, since no launcher such as ringrun or mpirun has started this process"
         )
+    wanted, encrypts = settings["network"], settings["socket_encryption"] == "on"
+    if encrypts and wanted == "mpi":
+        raise ValueError("socket_encryption=on encrypts sockets, and nothing that MPI sends: leave out network=mpi")
+    if encrypts:
+        return NetworkChoice("sockets", "socket_encryption=on")
     if wanted != "auto":
         return NetworkChoice(wanted, f"network={wanted}")
     if mpi.is_communicator(comm):
@@ -113,10 +120,10 @@ def tell_all(value: Any, settings: dict[str, str]) -> list[Any]:
     launch = launched_by.detect()
     if elastic_client.is_elastic():
         raise ValueError("an elastic job has no ranks to set aside; start its servers with ringlaunch")
-    if launch is None or choose(settings["network"], None, launch).network == "none":
+    if launch is None or choose(settings, None, launch).network == "none":
         return [value]
     failure.tell_exceptions()
-    if sockets.is_met_at_a_place(launch) and choose(settings["network"], None, launch).network == "sockets":
+    if sockets.is_met_at_a_place(launch) and choose(settings, None, launch).network == "sockets":
         return sockets.tell_all(launch, value, settings)
     return mpi.tell_all(value, settings)
 
@@ -134,7 +141,7 @@ def connect(
         failure.tell_exceptions()
         return sockets.connect_over(_exchanged.exchange, _exchanged.rank, settings, read_tuned)
     launch = launched_by.detect()
-    network = choose(settings["network"], comm, launch).network
+    network = choose(settings, comm, launch).network
     if network == "none":
         _warn_of_tasks()
         return single_world(settings), {}

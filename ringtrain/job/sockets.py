@@ -115,6 +115,7 @@ def connect_by(
             world.token,
             streams.number,
             float(settings["peer_timeout_s"]),
+            settings["socket_encryption"] == "on",
         )
     return world._replace(network=sockets), {**streams.settings, **tuned}
 

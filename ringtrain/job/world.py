@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ringtrain import _core
 from ringtrain._core import hmac_sha256
+from ringtrain.errors import RingtrainError
 from ringtrain.job import gpus
 from ringtrain.job.host import Share, addresses_of, own_share, usable_together, usual_address
 from ringtrain.record.logger import logger
@@ -61,6 +64,7 @@ class Sockets(NamedTuple):
     token: str
     streams: int
     timeout_s: float
+    is_sealed: bool
 
 
 class Answering(NamedTuple):
@@ -132,6 +136,19 @@ def node_name() -> str:
     return f"{boot} {os.stat('/dev/shm').st_dev if os.path.isdir('/dev/shm') else ''} {socket.gethostname()}"
 
 
+def why_not_encrypted(settings: Mapping[str, str]) -> str:
+    """Returns why this process cannot encrypt connections that are to be encrypted; "" if it can."""
+    if settings["socket_encryption"] == "off":
+        return ""
+    with contextlib.suppress(ImportError):
+        import _ssl  # noqa: F401  # the libcrypto of this Python, which the loader may not find by itself
+    try:
+        _core.require_sealing()
+    except RingtrainError as error:
+        return str(error)
+    return ""
+
+
 def introduce(
     exchange: Exchange,
     rank: int,
@@ -156,6 +173,7 @@ def introduce(
 
     Raises:
         SettingsError: settings that differ between ranks, on all ranks alike.
+        RingtrainError: a rank cannot encrypt connections that are to be encrypted, on all ranks alike.
         ValueError: what `read_tuned` raises, on all ranks alike.
     """
     introduced = exchange((node, rank if slot is None else slot))
@@ -167,10 +185,14 @@ def introduce(
     first = _of_first(settings, read_tuned) if rank == 0 else None
     listener = _listener_for_questions(settings, is_on_one_host=len(set(places)) == 1)
     where = listener and _address_of(listener)
-    own = (socket.gethostname(), os.getpid(), *own_share(), *gpu, digest, where, first, own_network)
-    hosts, pids, cpus, containers, quotas, *chosen, digests, wheres, firsts, networks = zip(*exchange(own), strict=True)
+    own = (socket.gethostname(), os.getpid(), *own_share(), *gpu, digest, where, why_not_encrypted(settings), first)
+    told = zip(*exchange((*own, own_network)), strict=True)
+    hosts, pids, cpus, containers, quotas, *chosen, digests, wheres, whys_not_encrypted, firsts, networks = told
     if any(one != digest for one in digests):
         _require_same(exchange(common))
+    for other, why in enumerate(whys_not_encrypted):
+        if why:
+            raise RingtrainError(f"rank {other}: {why}")
     token, secret, of_first_rank, tuned, error = firsts[0]
     if error:
         raise ValueError(error)

@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
     socket_interfaces: str | PathLike[str]
     socket_streams: int | Literal["auto"]
     peer_timeout_s: float
+    socket_encryption: bool | Literal["on", "off"]
     on_state_lost: Literal["restart", "fail"]
     shared_memory: Literal["auto", "off"]
     allreduce_algorithm: Literal["auto", "ring", "doubling", "mpi", "measured"]

@@ -382,12 +382,12 @@ is_over = False
 
 def disturb(seed):
     words = random.Random(seed)
-    magic = b"ringtrn\\x03"
+    magic = b"ringtrn\\x04"
     for attempt in range(5000):
         with socket.create_connection(addresses[attempt % 2][0]) as sock:
-            data = words.randbytes(words.choice([0, 1, 35, 36, 37, 200, 5000]))
+            data = words.randbytes(words.choice([0, 1, 39, 40, 41, 200, 5000]))
             if attempt % 3 == 0:  # a hello that may be one, and a proof that is none
-                data = magic + (1).to_bytes(4, "little") + bytes(8) + words.randbytes(16 + 32)
+                data = magic + (1).to_bytes(4, "little") + bytes(12) + words.randbytes(16 + 32)
             try:
                 sock.sendall(data)
                 if attempt % 5 == 0:
@@ -431,7 +431,7 @@ from ringtrain.options import table
 def hello_to_rank_0(world):
     network = world.network
     sock = socket.create_connection(network.addresses[0][0], timeout=10)
-    said = b"ringtrn\\x03" + struct.pack("<iii", 1, 0, 0) + os.urandom(16)
+    said = b"ringtrn\\x04" + struct.pack("<iiii", 1, 0, 0, 0) + os.urandom(16)
     sock.sendall(said)
     challenge = b""
     while len(challenge) < 48: challenge += sock.recv(48 - len(challenge))

@@ -49,7 +49,7 @@ ALL = 0xFFFFFFFF
 FRAME = struct.Struct("<IIQ")
 HEAD = struct.Struct("<HBBIIIIIfIqQdd")
 HEAD_TAG, BODY_TAG = 0x4B560005, 0x4B560006
-_MAGIC = b"ringtrn\x03"
+_MAGIC = b"ringtrn\x04"
 _changes = itertools.count(1)
 _WITHIN_S = 20
 
@@ -233,7 +233,7 @@ class Worker:
     def __init__(self, server: Server, number: int, secret: bytes = SECRET):
         self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=_WITHIN_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        said = _MAGIC + struct.pack("<iii", number, CAPACITY + server.number, 0) + os.urandom(16)
+        said = _MAGIC + struct.pack("<iiii", number, CAPACITY + server.number, 0, 0) + os.urandom(16)
         self.sock.sendall(said)
         challenge = self._receive(16 + 32)
         said += challenge[:16]

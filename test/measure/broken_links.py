@@ -67,11 +67,14 @@ def _strike(hosts: SimulatedHosts, fault: Fault) -> None:
         time.sleep(fault.duration_s)
 
 
-def _job(hosts: SimulatedHosts, folder: Path, seed: int, local: int, streams: int) -> subprocess.Popen[str]:
+def _job(
+    hosts: SimulatedHosts, folder: Path, seed: int, local: int, streams: int, encryption: str
+) -> subprocess.Popen[str]:
     (folder / "program.py").write_text(_PROGRAM)
     slots = ",".join(f"{name}:{local}" for name in hosts.names)
     size = str(local * len(hosts.names))
     options = [*("--network", "sockets"), *("--peer-timeout-s", str(_TIMEOUT_S)), *("--socket-streams", str(streams))]
+    options += ["--socket-encryption", encryption]
     command = [sys.executable, "-m", "ringtrain.run", "-np", size, "-H", slots, "--no-prefix-output", *options]
     words = [*command, sys.executable, str(folder / "program.py"), str(seed), str(folder / "ended")]
     environment = {**os.environ, **hosts.environment}
@@ -84,9 +87,11 @@ def short_faults(seed: int) -> str:
     """Carries out one job; returns what it has noticed, or nothing."""
     draw = random.Random(seed)
     count, local, streams = draw.randint(2, 4), draw.randint(1, 2), draw.choice([1, 1, 2])
+    encryption = draw.choice(["off", "on"])
+    what = f"{count} x {local} ranks, {streams} streams, encryption {encryption}"
     with tempfile.TemporaryDirectory() as name, simulated_hosts(count) as hosts:
         folder = Path(name)
-        job = _job(hosts, folder, seed, local, streams)
+        job = _job(hosts, folder, seed, local, streams, encryption)
         time.sleep(6)
         faults = [
             Fault(draw.randrange(count), 0 if draw.random() < 0.6 else draw.uniform(0.05, 0.8 * _TIMEOUT_S))
@@ -101,16 +106,16 @@ def short_faults(seed: int) -> str:
             output = job.communicate(timeout=60)[0]
         except subprocess.TimeoutExpired:
             job.kill()
-            return f"{count} x {local} ranks, {streams} streams hang after {faults}: {job.communicate()[0][-2000:]}"
+            return f"{what} hang after {faults}: {job.communicate()[0][-2000:]}"
     if job.returncode == 0 and output.count("steps") == count * local:
         return ""
-    return f"{count} x {local} ranks, {streams} streams: {faults}: ended with {job.returncode}: {output[-3000:]}"
+    return f"{what}: {faults}: ended with {job.returncode}: {output[-3000:]}"
 
 
 def long_fault(seed: int) -> str:
     """Carries out one job whose host 1 loses its cable; returns what is wrong, or nothing."""
     with tempfile.TemporaryDirectory() as name, simulated_hosts(2) as hosts:
-        job = _job(hosts, Path(name), seed, 1, 1)
+        job = _job(hosts, Path(name), seed, 1, 1, "off")
         time.sleep(6)
         begun = time.time()
         with hosts.unplugged(1):

@@ -14,6 +14,7 @@ from harness.socket_ranks import free_port
 
 from ringtrain.job import launched_by, network
 from ringtrain.job.launched_by import Launch
+from ringtrain.options import table
 
 pytestmark = needs_mpi
 
@@ -112,9 +113,9 @@ def test_the_tasks_of_srun_meet(starter: list[str], allocation: dict[str, str], 
 
 def test_the_tasks_of_srun_use_sockets_where_mpi4py_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Launch(launched_by.SlurmStep.NAME, 0, 2, 0, 2)
-    assert network.choose("auto", None, launch).network == "mpi"
+    assert network.choose(table.resolve({}), None, launch).network == "mpi"
     monkeypatch.setattr(network.importlib.util, "find_spec", lambda name: None)
-    assert network.choose("auto", None, launch) == (
+    assert network.choose(table.resolve({}), None, launch) == (
         "sockets",
         "Slurm has started this process, and mpi4py is not installed",
     )

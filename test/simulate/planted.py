@@ -162,7 +162,7 @@ SOCKETS = {
         ),
     ),
     "a rank that leaves does not wait until its messages are confirmed": (
-        Patch(_NETWORK, "Waiter::comes_true([&] { return is_all_confirmed(); }, kByeWithin_s);", ""),
+        Patch(_NETWORK, "if (Waiter::comes_true([&] { return is_all_confirmed(); }, kByeWithin_s)) break;", "break;"),
     ),
     "a message is lost with its connection": (
         Patch(
@@ -199,6 +199,14 @@ SOCKETS = {
             "",
         ),
     ),
+    "bytes that were changed on their way are taken": (
+        Patch(
+            "network/sealing.cc",
+            "return crypto.open_final(context, bytes_of(text) + bytes, &done) == 1;",
+            "return true;",
+        ),
+    ),
+    "a length that was changed on its way is believed": (Patch("network/sealing.cc", "head[0] == ~head[1] && ", ""),),
     "a frame is complete when its header has come": (
         Patch("network/frame_stream.cc", "if (incoming_->came < incoming_->header.bytes) return;\n  const", "const"),
     ),

@@ -49,9 +49,9 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "sockets": (
         ("main.cc", "fibres.cc", "kernel.cc", "sockets.cc"),
         (
-            *(f"network/{name}.cc" for name in ("connector", "dialling", "frame_stream", "handshake", "network")),
-            *(f"network/{name}.cc" for name in ("poller", "sockets", "tcp")),
-            *(f"base/{name}.cc" for name in ("descriptor", "error", "sha256", "wait")),
+            *(f"network/{name}.cc" for name in ("byte_stream", "connector", "dialling", "frame_stream", "handshake")),
+            *(f"network/{name}.cc" for name in ("network", "poller", "sealing", "sockets", "tcp")),
+            *(f"base/{name}.cc" for name in ("descriptor", "error", "log", "sha256", "wait")),
         ),
     ),
     "store": (

@@ -105,15 +105,20 @@ GpuChoice choose_gpu_way(const Placement& placement, const std::vector<GpuFacts>
     if (own.uuid.empty()) return {GpuWay::none, "rank " + std::to_string(rank) + " has no GPU: " + own.trouble};
   }
   if (options.gpu_algorithm == "staged") return {GpuWay::staged, ""};
+  const std::string plain = options.socket_encryption == "on" && !placement.is_on_one_node()
+                                ? "NCCL does not encrypt what it sends between hosts, and socket_encryption is on"
+                                : "";
   if (options.gpu_algorithm == "hierarchical" && !placement.is_on_one_node()) {
-    std::string reason = options.gpu_cross_algorithm == "nccl" ? why_not_nccl(placement.ranks, facts) : "";
+    std::string reason = options.gpu_cross_algorithm == "nccl" ? plain : "";
+    if (reason.empty() && options.gpu_cross_algorithm == "nccl") reason = why_not_nccl(placement.ranks, facts);
     for (const std::vector<int>& ranks : ranks_of_nodes(placement))
       if (reason.empty()) reason = why_not_nccl(ranks, facts);
     return {reason.empty() ? GpuWay::hierarchical : GpuWay::staged, reason};
   }
   const bool is_default = options.gpu_algorithm == "auto";
-  const std::string reason =
-      is_default ? why_not_by_default(placement.ranks, facts) : why_not_nccl(placement.ranks, facts);
+  std::string reason = plain;
+  if (reason.empty())
+    reason = is_default ? why_not_by_default(placement.ranks, facts) : why_not_nccl(placement.ranks, facts);
   if (reason.empty()) return {GpuWay::nccl, ""};
   return {options.gpu_algorithm == "nccl" ? GpuWay::none : GpuWay::staged, reason};
 }

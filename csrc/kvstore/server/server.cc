@@ -41,13 +41,13 @@ void ServerThread::stop() {
 }
 
 // A worker has one connection: another one is that of its successor, or its own after the first was broken.
-void ServerThread::adopt(int worker, Descriptor socket) {
-  const auto shared_socket = std::make_shared<Descriptor>(std::move(socket));
-  mailbox_.post([this, worker, shared_socket] {
+void ServerThread::adopt(int worker, ByteStream bytes) {
+  const auto shared_bytes = std::make_shared<ByteStream>(std::move(bytes));
+  mailbox_.post([this, worker, shared_bytes] {
     end(worker);
     const uint64_t number = shared_.sessions.fetch_add(1) + 1;
     Session::Home& home = *this;
-    sessions_[worker] = std::make_unique<Session>(home, worker, number, std::move(*shared_socket));
+    sessions_[worker] = std::make_unique<Session>(home, worker, number, std::move(*shared_bytes));
     shared_.connections.fetch_add(1);
     if (shared_.traffic.verbose >= 1)
       inform(shared_.traffic.name + ": worker " + std::to_string(worker) + " has connected");
@@ -166,9 +166,9 @@ StoreServer::~StoreServer() {
   PartTable::withdraw(shared_.words.identity);
 }
 
-void StoreServer::connected(int rank, int, int, Descriptor socket) {
+void StoreServer::connected(int rank, int, int, ByteStream bytes) {
   if (rank >= capacity_) return;  // another server has nothing to ask for
-  threads_[static_cast<size_t>(rank) % threads_.size()]->adopt(rank, std::move(socket));
+  threads_[static_cast<size_t>(rank) % threads_.size()]->adopt(rank, std::move(bytes));
 }
 
 void StoreServer::require_worker(int worker) const {

@@ -50,7 +50,7 @@ class ServerThread final : Session::Home {
   // Any thread. The first one also takes the connections that come to the server: `listen` makes what does, on it.
   using MakeConnector = std::function<std::unique_ptr<Connector>(Poller& poller)>;
   void start(MakeConnector listen);
-  void adopt(int worker, Descriptor socket);
+  void adopt(int worker, ByteStream bytes);
   void end_session(int worker);
   void look_at(Part& part, size_t chunk);
   void look_at_all();
@@ -124,7 +124,7 @@ class StoreServer final : Connector::Owner {
 
  private:
   bool is_connected(int) const override { return false; }
-  void connected(int rank, int dialler, int stream, Descriptor socket) override;
+  void connected(int rank, int dialler, int stream, ByteStream bytes) override;
   void is_out_of_reach(int, const OutOfReach&) override {}
   void require_worker(int worker) const;
   void look_at_all();

@@ -165,13 +165,13 @@ void require_array(const Head& head, Part& part) {
 
 }  // namespace
 
-Session::Session(Home& home, int worker, uint64_t number, Descriptor socket)
+Session::Session(Home& home, int worker, uint64_t number, ByteStream bytes)
     : home_(home),
       worker_(worker),
       number_(number),
       receiving_(home.traffic().name + ", from worker " + std::to_string(worker)) {
   Connection::Owner& owner = *this;
-  connection_ = std::make_unique<Connection>(home.poller(), owner, home.traffic(), std::move(socket));
+  connection_ = std::make_unique<Connection>(home.poller(), owner, home.traffic(), std::move(bytes));
 }
 
 Session::~Session() {

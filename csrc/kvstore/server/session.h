@@ -94,7 +94,7 @@ class Session final : Connection::Owner {
   };
 
   // `home` outlives this. `number`: of all sessions.
-  Session(Home& home, int worker, uint64_t number, Descriptor socket);
+  Session(Home& home, int worker, uint64_t number, ByteStream bytes);
   ~Session() override;
 
   int worker() const { return worker_; }

@@ -41,11 +41,11 @@ struct Connection::Message {
   std::shared_ptr<const void> keeper;
 };
 
-Connection::Connection(Poller& poller, Owner& owner, Traffic& traffic, Descriptor socket)
+Connection::Connection(Poller& poller, Owner& owner, Traffic& traffic, ByteStream bytes)
     : poller_(poller),
       owner_(owner),
       traffic_(traffic),
-      stream_(std::move(socket)),
+      stream_(std::move(bytes)),
       head_frame_(frame_for(nullptr)),
       body_frame_(frame_for(nullptr)) {
   poller_.add(stream_.socket(), *this, false);

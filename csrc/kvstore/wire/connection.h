@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "kvstore/wire/message.h"
+#include "network/byte_stream.h"
 #include "network/frame_stream.h"
 #include "network/poller.h"
 
@@ -40,7 +41,7 @@ class Connection final : public Watched, FrameStream::Receiver {
   };
 
   // All outlive this.
-  Connection(Poller& poller, Owner& owner, Traffic& traffic, Descriptor socket);
+  Connection(Poller& poller, Owner& owner, Traffic& traffic, ByteStream bytes);
   ~Connection() override;
 
   // The body stays where it is until the message has left; `keeper`, which may be null, is kept so long.

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "base/descriptor.h"
+#include "network/byte_stream.h"
 #include "network/handshake.h"
 #include "network/poller.h"
 #include "network/tcp.h"
@@ -19,7 +19,7 @@ class Dialler final : public Watched {
    public:
     virtual ~Owner() = default;
     // Once, one of them. `error`: errno; 0: the other side has ended it.
-    virtual void dialled(Descriptor socket) = 0;
+    virtual void dialled(ByteStream bytes) = 0;
     virtual void cannot_dial(int error) = 0;
   };
 

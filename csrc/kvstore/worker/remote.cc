@@ -17,7 +17,7 @@ int64_t first_question() { return static_cast<int64_t>(now_s() * 1e6) << 10 | 1;
 Remote::Remote(RemoteOptions options)
     : options_(std::move(options)),
       credentials_{options_.secret, options_.token, options_.worker,
-                   options_.capacity + static_cast<int>(options_.servers.size())},
+                   options_.capacity + static_cast<int>(options_.servers.size()), options_.is_sealed},
       questions_(first_question()) {
   traffic_.name = "worker " + std::to_string(options_.worker);
   traffic_.verbose = options_.verbose;

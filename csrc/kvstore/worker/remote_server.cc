@@ -48,9 +48,9 @@ void RemoteServer::dial(double now) {
   if (error) give_up(error->what());
 }
 
-void RemoteServer::dialled(Descriptor socket) {
+void RemoteServer::dialled(ByteStream bytes) {
   Connection::Owner& owner = *this;
-  connection_ = std::make_unique<Connection>(poller_, owner, traffic_, std::move(socket));
+  connection_ = std::make_unique<Connection>(poller_, owner, traffic_, std::move(bytes));
   heard_at_ = now_s();
   silences_ = 0;
   say_hello();

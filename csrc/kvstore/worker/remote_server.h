@@ -39,6 +39,7 @@ struct RemoteOptions {
   uint32_t term = 0;                                // of this process, see WorkerPlace
   std::vector<std::vector<SocketAddress>> servers;  // by the number of the server: where it listens
   std::string secret, token;                        // see Credentials
+  bool is_sealed = false;
   double timeout_s = 30, return_s = 0;              // how long a server may be gone before it is lost
   size_t outbox_bytes = 64 << 20;
   int threads = 1;  // that talk to servers, at most one for each
@@ -261,7 +262,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void take(uint32_t id, const Head& head) override;
   void has_room() override {}
   void has_ended(int error) override;
-  void dialled(Descriptor socket) override;
+  void dialled(ByteStream bytes) override;
   void cannot_dial(int error) override;
 
   void dial(double now);

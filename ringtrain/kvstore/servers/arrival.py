@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ringtrain._core as _core
-from ringtrain.errors import PeerLostError, StalledError
+from ringtrain.errors import PeerLostError, RingtrainError, StalledError
 from ringtrain.job.host import addresses_of
 from ringtrain.job.rendezvous.listener import listen
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.server import Place
 from ringtrain.job.sockets import Listeners
-from ringtrain.job.world import node_name
+from ringtrain.job.world import node_name, why_not_encrypted
 from ringtrain.kvstore.servers.membership import Limits
 from ringtrain.kvstore.servers.roles import SCHEDULER, WORKER, Role
 from ringtrain.kvstore.servers.scheduler import Scheduler, say
@@ -71,7 +71,10 @@ def times_of(settings: Mapping[str, str]) -> tuple[float, float]:
 
 
 def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
-    """Takes a place. Raises as `SchedulerClient` and its `come`, and OSError if it cannot listen."""
+    """Takes a place. Raises as `SchedulerClient` and its `come`, OSError if it cannot listen, and RingtrainError if it
+    cannot encrypt what is to be encrypted."""
+    if why := why_not_encrypted(settings):
+        raise RingtrainError(why)
     place, start_s = Place(role.host, [role.port]), float(settings["start_timeout_s"])
     client = SchedulerClient(place, secret, start_s, *times_of(settings))
     with Listeners() as listeners:
@@ -170,6 +173,7 @@ def make_client(arrival: Arrival, world: World) -> _core.StoreClient:
         workers=world.workers,
         capacity=world.capacity,
         servers=world.servers,
+        is_sealed=arrival.settings["socket_encryption"] == "on",
         threads=_threads(arrival.settings),
         return_s=float(arrival.settings["kv_rejoin_s"]),
         outbox_mb=float(arrival.settings["kv_outbox_mb"]),

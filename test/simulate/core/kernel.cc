@@ -14,7 +14,7 @@
 namespace ringtrain::simulation {
 namespace {
 
-constexpr size_t kHello = 36, kProof = 32, kNonce = 16;
+constexpr size_t kHello = 40, kProof = 32, kNonce = 16;
 constexpr uint64_t kMostCallsAtOnce = 20000;
 Kernel* the_kernel = nullptr;
 
@@ -373,7 +373,13 @@ ssize_t Kernel::send(int descriptor, const iovec* parts, size_t count) {
       connection.begin.append(static_cast<const char*>(parts[i].iov_base), part);
       if (connection.begin.size() >= kHello + kProof) overheard_[connection.to] = connection.begin;
     }
-    send_bytes(connection, 1 - own.side, static_cast<const char*>(parts[i].iov_base), part);
+    std::string bytes(static_cast<const char*>(parts[i].iov_base), part);
+    const auto ranks = pair_of(connection.sides[0].rank, connection.sides[1].rank);
+    if (part > 0 && spoilt_.erase(ranks) > 0) {
+      bytes[static_cast<size_t>(random_.below(static_cast<int>(part)))] ^= 1 << random_.below(8);
+      reset_.insert(ranks);
+    }
+    send_bytes(connection, 1 - own.side, bytes.data(), part);
     room -= part;
     sent += part;
   }
@@ -587,7 +593,7 @@ void Kernel::hear(Connection& connection) {
     std::string hello = overheard_.count(connection.to) ? overheard_[connection.to].substr(0, kHello) : "";
     if (hello.empty()) {
       const int32_t ends[] = {connection.to == 0 ? 1 : 0, connection.to};
-      hello = std::string("ringtrn\2") + std::string(reinterpret_cast<const char*>(ends), sizeof(ends));
+      hello = std::string("ringtrn\4") + std::string(reinterpret_cast<const char*>(ends), sizeof(ends));
       hello.resize(kHello, 'n');
     }
     if (kind == Stranger::hangs_up) return close_side(connection, 0);

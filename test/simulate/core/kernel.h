@@ -48,6 +48,8 @@ class Kernel {
   void unlimit_descriptors(int rank) { hosts_[index(rank)].limit = kMostDescriptors; }
   // Nothing arrives from `from` at `to` from `begin` to `end`. Interface -1: all.
   void cut(int from, int to, int interface, double begin, double end);
+  // Changes a byte of what one of these ranks sends next to the other.
+  void spoil(int rank, int other) { spoilt_.insert(pair_of(rank, other)); }
   // Connections of these ranks, of which each is reset with this probability.
   void reset(int rank, int other, double probability);
   // Connections of these ranks, of which each loses all packets from now on with this probability.
@@ -207,7 +209,7 @@ class Kernel {
   std::vector<int> free_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::map<int, std::string> overheard_;  // by answering rank: what another rank has said to it
-  std::set<std::pair<int, int>> out_of_reach_, reset_;
+  std::set<std::pair<int, int>> out_of_reach_, reset_, spoilt_;
   uint64_t calls_at_once_ = 0;
   double called_s_ = -1;
   bool has_ended_ = false;

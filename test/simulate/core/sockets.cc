@@ -58,7 +58,7 @@ struct Step {
 };
 
 struct Fault {
-  enum Kind { stop, kill, vanish, cut, reset, forget, no_descriptors, strangers, late, refuse, hide, slow };
+  enum Kind { stop, kill, vanish, cut, reset, forget, spoil, no_descriptors, strangers, late, refuse, hide, slow };
   Kind kind;
   int rank = 0, other = 0;
   double at = 0, duration = 0;
@@ -69,7 +69,7 @@ struct Fault {
 };
 
 std::string text_of(const Fault& fault) {
-  constexpr const char* kNames[] = {"stop",           "kill",      "vanish", "cut",    "reset", "forget",
+  constexpr const char* kNames[] = {"stop",           "kill",      "vanish", "cut",    "reset", "forget", "spoil",
                                     "no descriptors", "strangers", "late",   "refuse", "hide",  "slow"};
   char text[160];
   const char* name = kNames[fault.kind];
@@ -81,6 +81,7 @@ std::string text_of(const Fault& fault) {
       break;
     case Fault::reset:
     case Fault::forget:
+    case Fault::spoil:
       std::snprintf(text, sizeof(text), "%s connections of ranks %d and %d at %.3f s", name, fault.rank, fault.other,
                     fault.at);
       break;
@@ -104,7 +105,8 @@ struct Draw {
   double timeout_s = 1;
   Kernel::Settings kernel = {};
   std::vector<Step> steps;
-  std::vector<bool> listens;    // by rank: takes news
+  std::vector<bool> listens;  // by rank: takes news
+  bool is_sealed = false;
   bool leaves_together = true;  // as an engine does; else each rank leaves when it has ended
   std::vector<Fault> faults;
 };
@@ -183,6 +185,8 @@ class Drawing {
     add(Fault::slow, random_.chance(0.2) ? 0.6 : 0, 2);
     add(Fault::reset, random_.chance(0.2) ? 0.8 : 0, 5);
     add(Fault::forget, draw_.timeout_s > 0 && random_.chance(0.1) ? 0.7 : 0, 3);
+    draw_.is_sealed = random_.chance(0.25);
+    add(Fault::spoil, draw_.is_sealed && random_.chance(0.5) ? 0.7 : 0, 4);
   }
 
   void add(Fault::Kind kind, double probability, int most) {
@@ -287,6 +291,8 @@ class World {
         return at(fault.at, [=] { kernel_.reset(rank, fault.other, fault.both_ways ? 1 : 0.5); });
       case Fault::forget:
         return at(fault.at, [=] { kernel_.forget(rank, fault.other, fault.both_ways ? 1 : 0.5); });
+      case Fault::spoil:
+        return at(fault.at, [=] { kernel_.spoil(rank, fault.other); });
       case Fault::no_descriptors:
         at(fault.at, [=] { kernel_.limit_descriptors(rank, fault.count); });
         if (fault.duration < kNever) at(fault.at + fault.duration, [=] { kernel_.unlimit_descriptors(rank); });
@@ -366,6 +372,7 @@ class World {
     description.token = "token";
     description.streams = draw_.streams;
     description.timeout_s = draw_.timeout_s;
+    description.is_sealed = draw_.is_sealed;
     return open_sockets(description, rank, names_);
   }
 
@@ -537,7 +544,8 @@ class World {
       if (!kernel_.was_short_of_descriptors(rank)) story_.find("an error without a cause: " + what);
     } else if (text.find("has left the job") != std::string::npos) {
       const bool says_why = text.find("may be lost") != std::string::npos;
-      const bool may_be_lost = kernel_.was_reset(rank, named) || (says_why && kernel_.was_out_of_reach(rank, named));
+      const bool may_be_lost = kernel_.was_reset(rank, named) || was_cut_for_long(rank, named) ||
+                               (says_why && kernel_.was_out_of_reach(rank, named));
       if (!other.has_failed && !(other.has_ended && may_be_lost))
         story_.find("a rank that has not failed is said to have left: " + what);
     } else if (text.find("is gone") != std::string::npos) {
@@ -548,10 +556,12 @@ class World {
       if (!is_at_fault(rank, named) && is_reachable && !(other.has_ended && may_lose_bye))
         story_.find("a rank that lives is said to be gone: " + what);
     } else if (text.find("out of reach") != std::string::npos) {
-      // The last attempt to make a connection again may go to an address that nobody can reach.
+      // The last attempts to make a connection again may go to an address that nobody can reach. And nobody knows what
+      // has become of a rank that is left to dial again, since it could not be dialled before.
       const bool had_connection = kernel_.was_reset(rank, named) || fibres_.is_killed(named);
+      const bool is_left_to_dial = text.find("has not dialled") != std::string::npos && fibres_.is_killed(named);
       const bool is_found = kernel_.has_an_address(named) && (kernel_.has_all_addresses(named) || !had_connection);
-      if (!kernel_.was_out_of_reach(rank, named) && !was_cut_for_long(rank, named) && is_found)
+      if (!kernel_.was_out_of_reach(rank, named) && !was_cut_for_long(rank, named) && is_found && !is_left_to_dial)
         story_.find("a rank that can be reached is said to be out of reach: " + what);
     } else if (text.find("accepts no connection") != std::string::npos) {
       if (!kernel_.was_short_of_descriptors(named) && !is_at_fault(rank, named) && !kernel_.was_reset(rank, named))
@@ -584,11 +594,13 @@ class World {
   // Whether the host has vanished, or their link was cut for as long as a rank may be out of reach, but for the time of
   // the attempt that is under way when it is whole again.
   bool was_cut_for_long(int rank, int other) const {
-    return std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
+    double cut_s = 0;
+    for (const Fault& fault : faults_) {
       const bool is_of_both = std::minmax(rank, other) == std::minmax(fault.rank, fault.other);
-      return (fault.kind == Fault::vanish && (fault.rank == rank || fault.rank == other)) ||
-             (fault.kind == Fault::cut && is_of_both && fault.duration >= draw_.timeout_s - 1.2);
-    });
+      if (fault.kind == Fault::vanish && (fault.rank == rank || fault.rank == other)) return true;
+      if (fault.kind == Fault::cut && is_of_both) cut_s += fault.duration;
+    }
+    return cut_s > 0 && cut_s >= draw_.timeout_s - 1.2;
   }
 
   void check_end() {

@@ -239,10 +239,10 @@ void Dialler::dial(int, const SocketAddress& address, double timeout_s) {
   const auto attempt = std::make_shared<int>();
   attempt_ = attempt;
   Net::current().dial(address.port, credentials_.rank, timeout_s, poller_,
-                      [this, attempt](Descriptor socket, int error) {
+                      [this, attempt](ByteStream bytes, int error) {
                         if (attempt_ != attempt) return;
                         attempt_.reset();
-                        error == 0 ? owner_.dialled(std::move(socket)) : owner_.cannot_dial(error);
+                        error == 0 ? owner_.dialled(std::move(bytes)) : owner_.cannot_dial(error);
                       });
 }
 

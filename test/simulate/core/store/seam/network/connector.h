@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "network/byte_stream.h"
 #include "network/handshake.h"
 #include "network/poller.h"
 #include "network/tcp.h"
@@ -24,7 +25,7 @@ class Connector {
    public:
     virtual ~Owner() = default;
     virtual bool is_connected(int rank) const = 0;
-    virtual void connected(int rank, int dialler, int stream, Descriptor socket) = 0;
+    virtual void connected(int rank, int dialler, int stream, ByteStream bytes) = 0;
     virtual void is_out_of_reach(int rank, const OutOfReach& why) = 0;
   };
 

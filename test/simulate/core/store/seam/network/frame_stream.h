@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/descriptor.h"
+#include "network/byte_stream.h"
 
 namespace ringtrain {
 
@@ -39,7 +39,7 @@ class FrameStream {
     virtual void complete(IncomingFrame& frame) = 0;
   };
 
-  explicit FrameStream(Descriptor socket) : socket_(std::move(socket)) {}
+  explicit FrameStream(ByteStream bytes) : socket_(std::move(bytes)) {}
 
   int socket() const { return socket_.number(); }
   void send(std::shared_ptr<OutgoingFrame> frame) {

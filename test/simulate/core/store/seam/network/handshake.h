@@ -8,6 +8,7 @@ namespace ringtrain {
 struct Credentials {
   std::string secret, token;
   int rank, size;
+  bool is_sealed = false;
 };
 
 }  // namespace ringtrain

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "base/descriptor.h"
+#include "network/byte_stream.h"
 #include "network/handshake.h"
 #include "network/poller.h"
 #include "network/tcp.h"
@@ -15,7 +15,7 @@ class Dialler final {
   class Owner {
    public:
     virtual ~Owner() = default;
-    virtual void dialled(Descriptor socket) = 0;
+    virtual void dialled(ByteStream bytes) = 0;
     virtual void cannot_dial(int error) = 0;
   };
 
