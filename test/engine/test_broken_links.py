@@ -2,7 +2,7 @@
 
 import pytest
 from harness.hosts import HostsUnavailable
-from measure.broken_links import long_fault, short_faults
+from measure.broken_links import long_fault, lost_link, short_faults
 
 pytestmark = pytest.mark.slow
 
@@ -21,3 +21,7 @@ def test_a_job_does_not_notice_connections_that_break_for_a_while(seed):
 
 def test_a_cable_that_stays_away_is_an_error_in_time_on_all_ranks():
     assert carried_out(long_fault, 1) == ""
+
+
+def test_one_of_two_networks_may_be_lost_during_allreduces_and_is_used_again():
+    assert carried_out(lost_link, 1) == ""

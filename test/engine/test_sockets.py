@@ -94,10 +94,7 @@ assert (hvd.allreduce(mine, op=hvd.Sum, name="x") == 2 * np.arange(4 << 20) + 1)
 """
     both = {"RINGTRAIN_SOCKET_INTERFACES": "eth0,eth1", "RINGTRAIN_SOCKET_STREAMS": "2"}
     with hosts_or_skip(2) as hosts:
-        hosts.run_on(0, "ip", "link", "add", "eth1", "type", "veth", "peer", "name", "eth1", "netns", hosts.names[1])
-        for host in range(2):
-            hosts.run_on(host, "ip", "address", "add", f"10.98.0.{host + 1}/24", "dev", "eth1")
-            hosts.run_on(host, "ip", "link", "set", "eth1", "up")
+        hosts.add_second_network()
         with started(program, 2, tmp_path, hosts, **SOCKETS, **both) as ranks:
             ranks.outputs()
         # of the 32 MiB that each has sent

@@ -75,14 +75,19 @@ class SimulatedHosts:
         """Run a command such as `ip link set eth0 down` there. Raises HostsUnavailable if it fails."""
         _run("ip", "netns", "exec", self.names[host], *command)
 
+    def add_second_network(self) -> None:
+        """Joins the hosts by their interfaces eth1, too."""
+        _add_network(self._switch, self.names, 1)
+
     @contextlib.contextmanager
-    def unplugged(self, host: int) -> Iterator[None]:
-        """Pull the cable of the host: nothing comes from it, and nothing to it."""
-        _run("ip", "-n", self._switch, "link", "set", f"port{host}", "down")
+    def unplugged(self, host: int, network: int = 0) -> Iterator[None]:
+        """Pull a cable of the host: nothing comes from it there, and nothing to it."""
+        port = _port(host, network)
+        _run("ip", "-n", self._switch, "link", "set", port, "down")
         try:
             yield
         finally:
-            _run("ip", "-n", self._switch, "link", "set", f"port{host}", "up")
+            _run("ip", "-n", self._switch, "link", "set", port, "up")
 
     def logging_agent(self, folder: Path) -> Path:
         """Returns a program that reaches hosts as ssh does, and logs its words and its environment in `folder`/log."""
@@ -162,10 +167,8 @@ def simulated_hosts(count: int, rate: str | Sequence[str] | None = None) -> Iter
         for name in [switch, *names]:
             undo.callback(_remove, name)
             _run("ip", "netns", "add", name)
-        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
-        _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        _add_network(switch, names, 0)
         for index, name in enumerate(names):
-            _connect(switch, index, name)
             if rate is not None:
                 _limit(name, "eth0", rate if isinstance(rate, str) else rate[index])
             if rate is not None and not isinstance(rate, str):
@@ -190,13 +193,21 @@ def hosts_or_skip(count: int, rate: str | Sequence[str] | None = None) -> Iterat
         yield hosts
 
 
-def _connect(switch: str, index: int, name: str) -> None:
-    port = f"port{index}"
-    _run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
-    _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
-    _run("ip", "-n", name, "address", "add", f"{_address(index)}/24", "dev", "eth0")
-    _run("ip", "-n", name, "link", "set", "eth0", "up")
-    _run("ip", "-n", name, "link", "set", "lo", "up")
+def _add_network(switch: str, names: Sequence[str], network: int) -> None:
+    bridge, interface = f"bridge{network}", f"eth{network}"
+    _run("ip", "-n", switch, "link", "add", bridge, "type", "bridge")
+    _run("ip", "-n", switch, "link", "set", bridge, "up")
+    for index, name in enumerate(names):
+        port = _port(index, network)
+        _run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", interface, "netns", name)
+        _run("ip", "-n", switch, "link", "set", port, "master", bridge, "up")
+        _run("ip", "-n", name, "address", "add", f"{_address(index, network)}/24", "dev", interface)
+        _run("ip", "-n", name, "link", "set", interface, "up")
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+
+
+def _port(index: int, network: int = 0) -> str:
+    return f"port{index}" if network == 0 else f"port{index}net{network}"
 
 
 def _limit(name: str, interface: str, rate: str) -> None:
@@ -204,8 +215,8 @@ def _limit(name: str, interface: str, rate: str) -> None:
     _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", interface, *limit)
 
 
-def _address(index: int) -> str:
-    return f"10.99.0.{index + 1}"
+def _address(index: int, network: int = 0) -> str:
+    return f"10.{99 - network}.0.{index + 1}"
 
 
 def _write_hosts_file(name: str, names: list[str]) -> None:
