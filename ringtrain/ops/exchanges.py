@@ -14,6 +14,7 @@ from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.submission import Operation, PreparedBroadcasts, run_in_place, start
 from ringtrain.failure import RepeatedSite
 from ringtrain.job import session
+from ringtrain.ops import docstrings
 
 Array = TypeVar("Array")
 
@@ -63,21 +64,13 @@ def allgather_async(
 def grouped_allgather(
     tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
-    """As `allgather`, of a list of tensors as one operation. Mirrors `horovod.grouped_allgather`.
+    """Gather a list of tensors as one operation, each as `allgather`. Mirrors `horovod.grouped_allgather`.
 
     Args:
         tensors: at least one, each as for `allgather`.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        process_set: the ranks that take part, all of which call it.
 
     Returns:
         New arrays, the same on all ranks: of each tensor the rows of all ranks.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     return start(Operation(OpKind.ALLGATHER, tensors, name, process_set, is_group=True), is_awaited=True).wait()
 
@@ -146,23 +139,13 @@ def broadcast_(
     *,
     priority: int = 0,
 ) -> Array:
-    """Give all ranks the values of one of them in place. Mirrors `horovod.broadcast_`.
+    """Give all ranks the values of one of them in place, as `broadcast`. Mirrors `horovod.broadcast_`.
 
     Args:
         tensor: same shape and dtype on all ranks; gets the values of `root_rank`.
-        root_rank: whose values all get; a rank of the job, also for a process set.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        process_set: the ranks that take part, all of which call it.
-        priority: operations that are ready at the same time begin in descending order of it.
 
     Returns:
         The tensor itself.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     site = _site.get() if name is None else None
     is_usual = type(tensor) is np.ndarray  # then this is _broadcasts.run() without its calls
@@ -193,22 +176,13 @@ def broadcast_async_(
 def grouped_broadcast(
     tensors: Sequence[Array], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
-    """Give all ranks a list of tensors of one of them, as one operation.
+    """Give all ranks a list of tensors of one of them as one operation, each as `broadcast`.
 
     Args:
         tensors: at least one; each has the same shape and dtype on all ranks.
-        root_rank: whose values all get; a rank of the job, also for a process set.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        process_set: the ranks that take part, all of which call it.
 
     Returns:
         New arrays, on all ranks with the values of `root_rank`.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     operation = Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True)
     return start(operation, is_awaited=True).wait()
@@ -224,22 +198,13 @@ def grouped_broadcast_async(
 def grouped_broadcast_(
     tensors: Sequence[Array], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
-    """Give all ranks the values of a list of tensors of one of them in place, as one operation.
+    """Give all ranks the values of a list of tensors of one of them in place, as `grouped_broadcast`.
 
     Args:
         tensors: at least one; each has the same shape and dtype on all ranks, and gets the values of `root_rank`.
-        root_rank: whose values all get; a rank of the job, also for a process set.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        process_set: the ranks that take part, all of which call it.
 
     Returns:
         The tensors themselves.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     operation = Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True)
     return _start_in_place(operation, is_awaited=True).wait()
@@ -334,22 +299,14 @@ def grouped_alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """As `alltoall`, of a list of tensors as one operation.
+    """Exchange the rows of a list of tensors as one operation, each as `alltoall`.
 
     Args:
         tensors: at least one, each as for `alltoall`.
         splits: those of each tensor, as for `alltoall`; None splits all of them evenly.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        process_set: the ranks that take part, all of which call it.
 
     Returns:
         The results of `alltoall` for each tensor.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or the rows cannot be split so.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     return start(_grouped_alltoall(tensors, splits, name, process_set), is_awaited=True).wait()
 
@@ -446,3 +403,6 @@ _after_join: list[Callable[[ProcessSet], None]] = []
 def after_join(begin: Callable[[ProcessSet], None]) -> None:
     """Registers a function of a higher floor, called at the end of join(), on all ranks of the process set."""
     _after_join.append(begin)
+
+
+docstrings.complete(globals(), globals())

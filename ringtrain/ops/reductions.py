@@ -14,6 +14,7 @@ from ringtrain.engine.handles import Handle
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.submission import Key, Operation, PreparedAllreduces, Reduction, run_in_place, start
 from ringtrain.failure import RepeatedSite
+from ringtrain.ops import docstrings
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum
@@ -144,28 +145,16 @@ def allreduce_(
     priority: int = 0,
     weight: float | None = None,
 ) -> Array:
-    """Reduce a tensor over the ranks in place. Mirrors `horovod.allreduce_`.
+    """Reduce a tensor over the ranks in place, as `allreduce`. Mirrors `horovod.allreduce_`.
 
     Args:
         tensor: same shape and dtype on all ranks; gets the result.
-        average: older spelling of `op`: True for Average, False for Sum.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        compression: how it travels, such as Compression.fp16.
-        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `allreduce`.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result. Integers are truncated.
-        process_set: the ranks that take part, all of which call it.
-        priority: operations that are ready at the same time begin in descending order of it.
-        weight: of this rank in an average of floats, such as its number of samples, as for `allreduce`.
 
     Returns:
         The tensor itself.
 
     Raises:
-        NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or the tensor cannot be written to.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
 
     Examples:
         >>> weights = np.full(2, hvd.rank() + 1.0)
@@ -231,28 +220,16 @@ def grouped_allreduce(
     priority: int = 0,
     weight: float | None = None,
 ) -> list[Array]:
-    """Reduce a list of tensors over the ranks as one operation. Mirrors `horovod.grouped_allreduce`.
+    """Reduce a list of tensors as one operation, each as `allreduce`. Mirrors `horovod.grouped_allreduce`.
 
     Args:
         tensors: at least one; each has the same shape and dtype on all ranks.
-        average: older spelling of `op`: True for Average, False for Sum.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        compression: how it travels, such as Compression.fp16.
-        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `allreduce`.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the result. Integers are truncated.
-        process_set: the ranks that take part, all of which call it.
-        priority: operations that are ready at the same time begin in descending order of it.
-        weight: of this rank in an average of floats, such as its number of samples, as for `allreduce`.
 
     Returns:
         New arrays of the same shapes and dtypes, bit for bit the same on all ranks.
 
     Raises:
-        NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
 
     Examples:
         >>> sums = hvd.grouped_allreduce([np.ones(2), np.ones((1, 3))], op=hvd.Sum, name="both")  # on two ranks
@@ -295,28 +272,13 @@ def grouped_allreduce_(
     priority: int = 0,
     weight: float | None = None,
 ) -> list[Array]:
-    """Reduce a list of tensors over the ranks in place, as one operation. Mirrors `horovod.grouped_allreduce_`.
+    """Reduce a list of tensors in place, as `grouped_allreduce`. Mirrors `horovod.grouped_allreduce_`.
 
     Args:
         tensors: at least one; each has the same shape and dtype on all ranks, and gets its result.
-        average: older spelling of `op`: True for Average, False for Sum.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        compression: how it travels, such as Compression.fp16.
-        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `allreduce`.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the result. Integers are truncated.
-        process_set: the ranks that take part, all of which call it.
-        priority: operations that are ready at the same time begin in descending order of it.
-        weight: of this rank in an average of floats, such as its number of samples, as for `allreduce`.
 
     Returns:
         The tensors themselves.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or a tensor cannot be written to.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     how = (op, average, prescale_factor, postscale_factor, compression, weight)
     return _start_group_in_place(tensors, name, Reduction.of(*how), process_set, priority, True).wait()
@@ -434,26 +396,13 @@ def grouped_reducescatter(
     *,
     weight: float | None = None,
 ) -> list[Array]:
-    """As `reducescatter`, of a list of tensors as one operation. Mirrors `horovod.grouped_reducescatter`.
+    """Reduce a list of tensors as one operation, each as `reducescatter`. Mirrors `horovod.grouped_reducescatter`.
 
     Args:
         tensors: at least one, each as for `reducescatter`.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        compression: how it travels, such as Compression.fp16.
-        op: as for `allreduce`, but without Adasum.
-        process_set: the ranks that take part, all of which call it.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the result. Integers are truncated.
-        weight: of this rank in an average of floats, such as its number of samples, as for `allreduce`.
 
     Returns:
         New arrays: of each tensor the rows of this rank.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     reduction = _scattered_by(op, prescale_factor, postscale_factor, compression, weight)
     operation = Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True)
@@ -480,3 +429,6 @@ def _scattered_by(
     op: ReduceOp, prescale_factor: float, postscale_factor: float, compression: AnyCompressor, weight: Any
 ) -> Reduction:
     return Reduction.of(op, None, prescale_factor, postscale_factor, compression, weight, "reducescatter")
+
+
+docstrings.complete(globals(), globals())

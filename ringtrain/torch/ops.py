@@ -21,7 +21,7 @@ from ringtrain.engine.handles import Handle
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.engine.requirements import require_process_set
 from ringtrain.engine.submission import op_of
-from ringtrain.ops import Average, Sum
+from ringtrain.ops import Average, Sum, docstrings
 from ringtrain.ops.objects import part_of
 
 Tensors = Sequence[torch.Tensor]
@@ -77,30 +77,9 @@ def allreduce(
     priority: int = 0,
     weight: float | None = None,
 ) -> torch.Tensor:
-    """Reduce a tensor over the ranks. Mirrors `horovod.torch.allreduce`.
+    """Reduce a tensor over the ranks, as `ringtrain.allreduce`. Mirrors `horovod.torch.allreduce`.
 
     Differentiable: the gradient is reduced in the same way. For Min, Max and Product backward() raises RuntimeError.
-
-    Args:
-        tensor: same shape and dtype on all ranks.
-        average: older spelling of `op`: True for Average, False for Sum.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        compression: how it travels, such as Compression.fp16.
-        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `ringtrain.allreduce`.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result. Integers are truncated.
-        process_set: the ranks that take part, all of which call it.
-        priority: operations that are ready at the same time begin in descending order of it.
-        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
-
-    Returns:
-        A new tensor of the same shape and dtype, bit for bit the same on all ranks.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     op = op_of(op, average)
     how = (compression, op, prescale_factor, postscale_factor, process_set)
@@ -130,30 +109,9 @@ def grouped_allreduce(
     priority: int = 0,
     weight: float | None = None,
 ) -> Tensors:
-    """Reduce a list of tensors over the ranks as one operation. Mirrors `horovod.torch.grouped_allreduce`.
+    """Reduce tensors as one operation, as `ringtrain.grouped_allreduce`. Mirrors `horovod.torch.grouped_allreduce`.
 
     Differentiable as `allreduce`.
-
-    Args:
-        tensors: at least one; each has the same shape and dtype on all ranks.
-        average: older spelling of `op`: True for Average, False for Sum.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        compression: how it travels, such as Compression.fp16.
-        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `ringtrain.allreduce`.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the result. Integers are truncated.
-        process_set: the ranks that take part, all of which call it.
-        priority: operations that are ready at the same time begin in descending order of it.
-        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
-
-    Returns:
-        New tensors of the same shapes and dtypes, bit for bit the same on all ranks.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     op = op_of(op, average)
     how = (compression, op, prescale_factor, postscale_factor, process_set)
@@ -207,30 +165,10 @@ def reducescatter(
     *,
     weight: float | None = None,
 ) -> torch.Tensor:
-    """Reduce a tensor over the ranks and give each some of its rows. Mirrors `horovod.torch.reducescatter`.
+    """Reduce a tensor and give each rank some of its rows, as `ringtrain.reducescatter`.
 
-    Differentiable: the gradient is gathered; of a Sum it is multiplied by the number of ranks. For Min, Max and Product
-    backward() raises RuntimeError.
-
-    Args:
-        tensor: same shape and dtype on all ranks, at least 1-d. Its first dimension is split as evenly as possible; the
-            first ranks get one row more.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        compression: how it travels, such as Compression.fp16.
-        op: as for `allreduce`, but without Adasum.
-        process_set: the ranks that take part, all of which call it.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result. Integers are truncated.
-        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
-
-    Returns:
-        A new tensor of the rows of this rank, with the other dimensions and the dtype of `tensor`.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+    Mirrors `horovod.torch.reducescatter`. Differentiable: the gradient is gathered; of a Sum it is multiplied by the
+    number of ranks. For Min, Max and Product backward() raises RuntimeError.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -256,26 +194,9 @@ def grouped_reducescatter(
     *,
     weight: float | None = None,
 ) -> Tensors:
-    """As `reducescatter`, of a list of tensors as one operation. Mirrors `horovod.torch.grouped_reducescatter`.
+    """Reduce tensors and give each rank some rows of each, as `ringtrain.grouped_reducescatter`.
 
-    Args:
-        tensors: at least one, each as for `reducescatter`.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        compression: how it travels, such as Compression.fp16.
-        op: as for `allreduce`, but without Adasum.
-        process_set: the ranks that take part, all of which call it.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the result. Integers are truncated.
-        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
-
-    Returns:
-        New tensors: of each the rows of this rank.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+    Differentiable as `reducescatter`. Mirrors `horovod.torch.grouped_reducescatter`.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -311,24 +232,9 @@ def _factor_of_scatter(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Concatenate the tensors of all ranks along the first dimension. Mirrors `horovod.torch.allgather`.
+    """Concatenate the tensors of all ranks, as `ringtrain.allgather`. Mirrors `horovod.torch.allgather`.
 
     Differentiable: the gradient is averaged over the ranks, and each takes that of its own rows.
-
-    Args:
-        tensor: same dtype on all ranks, and same shape but for the first dimension. A 0-d tensor counts as one of
-            shape (1,).
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        process_set: the ranks that take part, all of which call it.
-
-    Returns:
-        A new tensor, the same on all ranks: the rows of rank 0, then those of rank 1, and so on.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -343,21 +249,9 @@ def allgather(
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensors:
-    """As `allgather`, of a list of tensors as one operation. Mirrors `horovod.torch.grouped_allgather`.
+    """Gather tensors as one operation, as `ringtrain.grouped_allgather`. Mirrors `horovod.torch.grouped_allgather`.
 
-    Args:
-        tensors: at least one, each as for `allgather`.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        process_set: the ranks that take part, all of which call it.
-
-    Returns:
-        New tensors, the same on all ranks: of each the rows of all ranks.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+    Differentiable as `allgather`.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -391,24 +285,9 @@ def _own_rows(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Give all ranks the tensor of one of them. Mirrors `horovod.torch.broadcast`.
+    """Give all ranks the tensor of one of them, as `ringtrain.broadcast`. Mirrors `horovod.torch.broadcast`.
 
     Differentiable: the average of the gradients goes to the root, zeros to the others.
-
-    Args:
-        tensor: same shape and dtype on all ranks.
-        root_rank: whose values all get; a rank of the job, also for a process set.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        process_set: the ranks that take part, all of which call it.
-
-    Returns:
-        A new tensor, on all ranks with the values of `root_rank`.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -438,26 +317,13 @@ def alltoall(
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send a part of the tensor to every rank and concatenate the received parts. Mirrors `horovod.torch.alltoall`.
+    """Send some rows to each rank and receive some, as `ringtrain.alltoall`. Mirrors `horovod.torch.alltoall`.
 
     Differentiable: the gradients travel back.
-
-    Args:
-        tensor: same dtype on all ranks, at least 1-d, and same shape but for the first dimension.
-        splits: how many rows go to each rank of the process set: integers that add up to the first dimension, which is
-            split evenly if None.
-        name: the ranks match operations by it, in any order; operations without a name by their order.
-        process_set: the ranks that take part, all of which call it.
 
     Returns:
         A new tensor: the rows from rank 0, then those from rank 1, and so on. With `splits` a pair of that and of how
         many rows came from each rank, of the dtype of `splits`, or int32 if that is not a tensor.
-
-    Raises:
-        NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or the rows cannot be split so.
-        TypeError: an unsupported object or dtype.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     received: list[torch.Tensor] = []
 
@@ -573,3 +439,6 @@ def agree_on_sparse(gradients: Sequence[torch.Tensor | None], name: str, process
     counts = torch.tensor([is_sparse, is_dense], dtype=torch.int32, device="cpu")
     counts = ops.allreduce(counts, op=Sum, name=name, process_set=process_set)
     return [None if sparse + dense == 0 else dense == 0 for sparse, dense in counts.t().tolist()]
+
+
+docstrings.complete(globals(), vars(ops))

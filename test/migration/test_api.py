@@ -303,10 +303,11 @@ def test_help_says_what_an_operation_takes_gives_and_raises(package, name):
     operation = getattr(module_named(package), name)
     source = inspect.getsource(operation)
     assert source.startswith(f"def {name}(") and not hasattr(operation, "__wrapped__"), "made by another function"
-    documented = re.findall(r"^    (\w+):$", operation.__doc__, re.MULTILINE)
+    text = inspect.getdoc(operation)
+    documented = re.findall(r"^(\w+):$", text, re.MULTILINE)
     sections = ["Args", *(["Returns"] if name != "barrier" else []), "Raises"]
     assert documented in (sections, [*sections, "Examples"])
-    told = re.findall(r"^        (\w+): ", operation.__doc__, re.MULTILINE)
+    told = re.findall(r"^    (\w+): ", text, re.MULTILINE)
     assert [one for one in inspect.signature(operation).parameters if one not in told] == []
     assert inspect.signature(operation).return_annotation not in ("Any", inspect.Signature.empty) or "alltoall" in name
 
