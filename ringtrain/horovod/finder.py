@@ -26,11 +26,6 @@ _MODULES = {
     **{f"horovod.common.{name}": "ringtrain.horovod.common" for name in ("basics", "elastic", "exceptions", "util")},
     "horovod.data.data_loader_base": "ringtrain.horovod.data",
     **{f"horovod.runner.{name}": "ringtrain.horovod.runner" for name in ("launch", "mpi_run")},
-    **{f"horovod.runner.util.{name}": "ringtrain.horovod.runner.util" for name in ("network", "threads")},
-    **{
-        f"horovod.runner.common.util.{name}": "ringtrain.horovod.runner.common.util"
-        for name in ("codec", "env", "hosts", "secret", "timeout")
-    },
 }
 
 # Modules that Horovod 0.28.1 has and ringtrain lacks, and the sentence about each. Their submodules are meant too.
@@ -45,31 +40,23 @@ _ABSENT = {
     },
 }
 
-# Modules of Horovod's launcher that other code imports and ringtrain has not. Each has what ringtrain offers instead.
+# Packages and modules of Horovod's launcher that ringtrain has not. Each has what ringtrain offers instead.
 _GLOO = "ringrun starts the ranks and brings them together, also without MPI (--network sockets); there is no gloo"
 _SERVICES = "ringrun and ringtrain.run() start the ranks, and there are no services beside them"
-_ELASTIC = "ringrun --min-np, or ringtrain.run(min_num_proc=...), starts an elastic job, with --host-discovery-script"
-_SHELL = "use subprocess.run()"
 _ABSENT_OF_RUNNER = {
     "horovod.runner.gloo_run": _GLOO,
     "horovod.runner.http": _GLOO,
     "horovod.runner.js_run": "ringrun --launcher srun starts the ranks with Slurm; there is no jsrun of LSF",
-    "horovod.runner.util.lsf": "ringrun --launcher srun starts the ranks with Slurm; there is no jsrun of LSF",
     "horovod.runner.driver": _SERVICES,
     "horovod.runner.task": _SERVICES,
     "horovod.runner.run_task": "ringtrain.run(function) calls a function on all ranks",
     "horovod.runner.task_fn": "ringtrain.run(function) calls a function on all ranks",
     "horovod.runner.service": _SERVICES,
-    "horovod.runner.common.service": _SERVICES,
-    "horovod.runner.common.util.network": _SERVICES,
-    "horovod.runner.common.util.config_parser": "ringrun --config-file reads the file of Horovod",
-    "horovod.runner.common.util.settings": "the arguments of ringtrain.run() have the settings",
-    "horovod.runner.common.util.safe_shell_exec": _SHELL,
-    "horovod.runner.common.util.tiny_shell_exec": _SHELL,
-    "horovod.runner.util.remote": _SHELL,
-    "horovod.runner.util.streams": _SHELL,
-    "horovod.runner.util.cache": "nothing is kept from one start to the next; use functools.cache",
-    "horovod.runner.elastic": _ELASTIC,
+    "horovod.runner.common": f"{_SERVICES}. Hosts are named by -H and --hostfile, ranks by hvd.rank() and hvd.size(); "
+    "the arguments of ringtrain.run() and --config-file have the settings; use pickle and secrets for the rest",
+    "horovod.runner.util": "use subprocess.run(), threading and socket; nothing is kept from one start to the next",
+    "horovod.runner.elastic": "ringrun --min-np, or ringtrain.run(min_num_proc=...), starts an elastic job, with "
+    "--host-discovery-script",
 }
 
 

@@ -250,6 +250,9 @@ def test_util_does_what_horovods_does(monkeypatch):
     extension = util.get_extension_full_path("/package/__init__.py", "torch", "mpi_lib")
     assert extension == "/package/torch/mpi_lib" + util.get_ext_suffix()
     assert [number for number in range(9) if util.num_rank_is_power_2(number)] == [1, 2, 4, 8]
+    calls = []
+    double = util._cache(lambda number: calls.append(number) or 2 * number)
+    assert [double(1), double(1), double(2), calls] == [2, 2, 4, [1, 2]]
     monkeypatch.setenv("KEPT", "before")
     with util.env(KEPT="within", NEW="1", NONE=None):
         assert (os.environ["KEPT"], os.environ["NEW"], os.environ.get("NONE")) == ("within", "1", None)
@@ -307,14 +310,6 @@ def test_ringrun_in_a_source_tree_may_start_a_script_that_imports_another_copy(t
 
 # what code outside Horovod imports of its launcher, its loaders and its private names
 MORE_IMPORTS = """
-from horovod.runner.common.util.hosts import (
-    INVALID_SLOT_INFO, HostInfo, SlotInfo, get_host_assignments, parse_host_files, parse_hosts, parse_hosts_and_slots
-)
-from horovod.runner.common.util import codec, env, host_hash, hosts, secret, timeout
-from horovod.runner.common.util.timeout import Timeout, TimeoutException
-from horovod.runner.util.threads import execute_function_multithreaded, in_thread, on_event
-from horovod.runner.util.network import filter_local_addresses, get_local_host_addresses, resolve_host_address
-from horovod.runner.util import network, threads
 from horovod.runner.launch import run_commandline
 from horovod.runner.mpi_run import is_intel_mpi, is_mpich, is_open_mpi, mpi_available
 from horovod.runner import run
@@ -359,70 +354,6 @@ for name in {OF_RUNNER}:
         assert f"horovod.runner.{name}".startswith(missing)  # the package, where that is missing
         assert message.startswith(f"{missing} is not part of ringtrain: ")
     assert "--network sockets" in dict(found)["horovod.runner.http"]
-
-
-def test_hosts_are_read_and_their_slots_get_ranks_as_in_horovod(tmp_path):
-    code = """
-import ringtrain.horovod
-from horovod.runner.common.util import hosts
-found = hosts.parse_hosts("a:2,b:1")
-print([(host.hostname, host.slots) for host in found])
-print(hosts.parse_hosts_and_slots("a:2,b:1"))
-for slot in hosts.get_host_assignments(found, 2, 3):
-    print((slot.hostname, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size))
-    again = hosts.SlotInfo.from_response_string(slot.to_response_string())
-    assert (again.rank, again.cross_size) == (slot.rank, slot.cross_size)
-try:
-    hosts.get_host_assignments(found, 4)
-except ValueError as error:
-    print(repr(str(error)))
-"""
-    assert printed("-c", code, cwd=tmp_path) == [
-        [("a", 2), ("b", 1)],
-        (["a", "b"], {"a": 2, "b": 1}),
-        ("a", 0, 3, 0, 2, 0, 2),
-        ("a", 1, 3, 1, 2, 0, 1),
-        ("b", 2, 3, 0, 1, 1, 2),
-        "4 ranks were asked for, but the hosts have 3 slots: add hosts",
-    ]
-
-
-def test_small_parts_of_the_launcher_work_as_in_horovod(tmp_path):
-    code = """
-import os, threading
-import ringtrain.horovod
-from horovod.common.util import _cache
-from horovod.runner.common.util import codec, env, host_hash, secret, timeout
-from horovod.runner.util import threads
-
-calls = []
-double = _cache(lambda x: calls.append(x) or 2 * x)
-print([double(1), double(1), double(2), calls])
-key = secret.make_secret_key()
-print([secret.check_digest(key, b"x", secret.compute_digest(key, b"x")), secret.check_digest(key, b"x", b"y" * 32)])
-print(codec.loads_base64(codec.dumps_base64({"a": [1]})))
-print([env.get_env_rank_and_size(), env.is_exportable("PATH"), env.is_exportable("OLDPWD")])
-print(host_hash.host_hash() == host_hash.host_hash() != host_hash.host_hash("salt"))
-try:
-    timeout.Timeout(0, "{activity} took longer than {timeout} s").check_time_out_for("it")
-except timeout.TimeoutException as error:
-    print(repr(str(error)))
-event, done = threading.Event(), []
-waiting = threads.on_event(event, done.append, (1,))
-event.set()
-waiting.join(10)
-threads.in_thread(done.append, (2,)).join(10)
-print([done, threads.execute_function_multithreaded(lambda x: x + 1, [(1,), (2,)])])
-"""
-    assert printed("-c", code, cwd=tmp_path, HOROVOD_RANK="1", HOROVOD_SIZE="4") == [
-        [2, 2, 4, [1, 2]],
-        [True, False],
-        {"a": [1]},
-        [(1, 4), True, False],
-        True,
-        "it took longer than 0 s",
-        [[1, 2], {0: 2, 1: 3}],
-    ]
 
 
 def test_a_loader_loads_ahead_in_a_thread(tmp_path):

@@ -1,1 +1,0 @@
-"""`horovod.runner.common`: what Horovod's launcher and its integrations share."""
