@@ -5,7 +5,7 @@ Mirrors both of horovod.mxnet (horovod/mxnet/__init__.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import mxnet
@@ -234,17 +234,9 @@ class DistributedOptimizer(mxnet.optimizer.Optimizer):  # type: ignore[misc]
     def __reduce__(self) -> Any:
         return DistributedOptimizer, (self._optimizer, *self._arguments)
 
-    # Python finds attributes of the base class before it calls __getattr__.
-
     @property
     def learning_rate(self) -> Any:
         return self._optimizer.learning_rate
-
-    def create_state(self, index: Any, weight: Any) -> Any:
-        return self._optimizer.create_state(index, weight)
-
-    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
-        return self._optimizer.create_state_multi_precision(index, weight)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         self._average(index, grad)
@@ -267,35 +259,20 @@ class DistributedOptimizer(mxnet.optimizer.Optimizer):  # type: ignore[misc]
         """As `DistributedTrainer.set_weight`; the `rescale_grad` of the wrapped optimizer is to be 1."""
         self._averaging.set_weight(weight)
 
-    def set_learning_rate(self, lr: float) -> None:
-        self._optimizer.set_learning_rate(lr)
 
-    def set_lr_mult(self, args_lr_mult: Any) -> None:
-        self._optimizer.set_lr_mult(args_lr_mult)
+def _forwarded(name: str) -> Callable[..., Any]:
+    def forward(self: DistributedOptimizer, *args: Any) -> Any:
+        return getattr(self._optimizer, name)(*args)
 
-    def set_wd_mult(self, args_wd_mult: Any) -> None:
-        self._optimizer.set_wd_mult(args_wd_mult)
+    return forward
 
-    def set_lr_scale(self, args_lrscale: Any) -> None:
-        self._optimizer.set_lr_scale(args_lrscale)
 
-    def _set_current_context(self, device_id: int) -> None:
-        self._optimizer._set_current_context(device_id)
-
-    def _update_count(self, index: Any) -> None:
-        self._optimizer._update_count(index)
-
-    def _get_lrs(self, indices: Any) -> Any:
-        return self._optimizer._get_lrs(indices)
-
-    def _get_lr(self, index: Any) -> Any:
-        return self._optimizer._get_lr(index)
-
-    def _get_wds(self, indices: Any) -> Any:
-        return self._optimizer._get_wds(indices)
-
-    def _get_wd(self, index: Any) -> Any:
-        return self._optimizer._get_wd(index)
+# Python finds the methods of the base class before it calls __getattr__.
+for _name in (
+    *("create_state", "create_state_multi_precision", "set_learning_rate", "set_lr_mult", "set_wd_mult"),
+    *("set_lr_scale", "_set_current_context", "_update_count", "_get_lrs", "_get_lr", "_get_wds", "_get_wd"),
+):
+    setattr(DistributedOptimizer, _name, _forwarded(_name))
 
 
 class _Generation:

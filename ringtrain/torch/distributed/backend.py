@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -42,6 +41,12 @@ _OPERATIONS = (
     "recv",
     "recv_anysource",
 )
+# Methods of a Backend that are those of its group.
+_FORWARDED = (
+    *("rank", "size", "getBackendName", "set_timeout", "eager_connect_single_device", "perform_nocolor_split"),
+    *("shutdown", "abort", "get_error", "get_reconfigure_handle", "reconfigure"),
+    *("register_abort_hook", "unregister_abort_hook"),
+)
 _Base: Any = c10d.Backend if HAS_HOOKS else object
 
 
@@ -64,51 +69,12 @@ class Backend(_Base):  # type: ignore[misc]
     def supports_reconfigure(self) -> bool:
         return bool(self._group.supports_reconfigure)
 
-    def rank(self) -> int:
-        return int(self._group.rank())
-
-    def size(self) -> int:
-        return int(self._group.size())
-
-    def getBackendName(self) -> str:
-        return str(self._group.getBackendName())
-
     @property
     def options(self) -> Any:
         return self._group.options
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._group.set_timeout(timeout)
-
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         self._group.monitored_barrier(opts.timeout, wait_all_ranks)
-
-    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
-        self._group.eager_connect_single_device(device)
-
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        self._group.perform_nocolor_split(device)
-
-    def shutdown(self) -> None:
-        self._group.shutdown()
-
-    def abort(self) -> None:
-        self._group.abort()
-
-    def get_error(self) -> Any:
-        return self._group.get_error()
-
-    def get_reconfigure_handle(self) -> str:
-        return str(self._group.get_reconfigure_handle())
-
-    def reconfigure(self, opts: Any) -> Any:
-        return self._group.reconfigure(opts)
-
-    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
-        self._group.register_abort_hook(hook_id, hook)
-
-    def unregister_abort_hook(self, hook_id: int) -> None:
-        self._group.unregister_abort_hook(hook_id)
 
 
 class Hookable:
@@ -254,8 +220,14 @@ def asking(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def _forwarded(name: str) -> Callable[..., Any]:
+    return lambda backend, *given, **named: getattr(backend._group, name)(*given, **named)
+
+
 for _name in _OPERATIONS:
     setattr(Backend, _name, _of_group(_name))
+for _name in _FORWARDED:
+    setattr(Backend, _name, _forwarded(_name))
 
 
 @functools.cache
