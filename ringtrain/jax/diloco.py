@@ -16,31 +16,17 @@ from ringtrain.training.local_steps import HasLocalSteps, LocalSteps, Settings, 
 
 
 class DiLoCo(HasLocalSteps):
-    """An optimizer of optax whose ranks train alone and follow the mean of their changes after every `every` steps.
+    """An optimizer of optax whose ranks train alone between two outer steps, as with `ringtrain.DiLoCo`.
 
     `init` and `update` are those of the inner optimizer, inside jit or not. After each step the script calls
     `after_step`, outside of jit, with the new parameters, and goes on with those that it returns: mostly the same
-    arrays, which it does not wait for. All ranks construct it together, with the same arguments and parameters, and
-    take the same number of steps. DiLoCo: arXiv 2311.08105; fragments and overlap: Streaming DiLoCo, 2501.18512. Local
-    SGD is `outer=ringtrain.optim.SGD(lr=1.0)`.
-
-    The outer parameters and the outer momentum are in host memory.
+    arrays, which it does not wait for. The outer parameters and the outer momentum are in host memory.
 
     Args:
         optimizer: the inner optimizer: optax's, or any named tuple of `init` and `update`.
         params: the pytree that all ranks begin with; its arrays are addressable by this process.
-        every: inner steps between two synchronisations of a parameter.
-        fragments: synchronise the model in so many parts, one after the other; or lists of the paths of the parameters
-            of each part, such as ".encoder.0.weight".
-        outer, overlap, mixing, compression, islands: as for `ringtrain.DiLoCo`.
-
-    Attributes:
-        init, update: see above.
-
-    Raises:
-        NotInitializedError: before init().
-        TypeError, ValueError: an argument is of another type, or out of its range.
-        MismatchError: on all ranks, these have different arguments or parameters.
+        fragments: a number, or lists of the paths of the parameters of each part, such as ".encoder.0.weight".
+        every, outer, overlap, mixing, compression, islands: as for `ringtrain.DiLoCo`, and so are the errors.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -92,14 +78,9 @@ class DiLoCo(HasLocalSteps):
         self.init, self.update = inner.init, inner.update
 
     def set_weight(self, weight: float | None) -> None:
-        """Weigh the differences of this rank from now on, until the next call: give its number of samples.
+        """As `ringtrain.DiLoCo.set_weight`, before the same `after_step`, for the differences alone.
 
-        In an outer step an island counts by the weights that its ranks have in the step that sends the difference. All
-        ranks call it before the same `after_step`; 0 leaves a rank out. None weighs all ranks the same again. For the
-        averages inside an island give `update` the keyword `weight` in each step, as for `distribute`.
-
-        Raises:
-            ValueError: the weight is negative, NaN or infinite. TypeError: not a number.
+        For the averages inside an island give `update` the keyword `weight` in each step, as for `distribute`.
         """
         self._local_steps.set_weight(weight)
 
@@ -122,10 +103,7 @@ class DiLoCo(HasLocalSteps):
         return self._with_host_copies(params, steps.due(), steps.after_step, "after_step")
 
     def outer_step(self, params: Any) -> Any:
-        """Synchronise the whole model now, such as at the end: all ranks get the same parameters.
-
-        All ranks call it together. Arguments, result and errors are those of `after_step`.
-        """
+        """As `ringtrain.DiLoCo.outer_step`. Arguments, result and errors are those of `after_step`."""
         everything = set(range(len(self._paths)))
         return self._with_host_copies(params, everything, self._local_steps.outer_step, "outer_step")
 
@@ -149,27 +127,15 @@ class DiLoCo(HasLocalSteps):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the outer and the error state, with NumPy arrays: a copy that can be pickled.
-
-        Ranks of different islands have different inner states and rounding errors: save these, the parameters and the
-        state of the inner optimizer of the first rank of each island, to resume exactly.
-        """
+        """As `ringtrain.DiLoCo.state_dict`, without the inner state, which the script has: save that, too."""
         return self._local_steps.state_dict()
 
     def replicated_state_dict(self) -> dict[str, Any]:
-        """Return the part of `state_dict` that is the same on all ranks: without the rounding errors of an island."""
+        """As `ringtrain.DiLoCo.replicated_state_dict`, without the inner state."""
         return self._local_steps.state_dict(with_errors=False)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` or `replicated_state_dict` returned.
-
-        The caller restores the parameters and the inner state. The ranks of the island that has saved the state take
-        its rounding errors, and other ranks begin without. A state without errors leaves a rank its own ones, if the
-        rank is at the same step of the same training.
-
-        Raises:
-            ValueError: it is something else, or was saved with other fragments.
-        """
+        """As `ringtrain.DiLoCo.load_state_dict`. The caller restores the parameters and the inner state."""
         self._local_steps.load_state_dict(state_dict)
 
 

@@ -28,31 +28,19 @@ def DiLoCo(
     compression: Any = Compression.none,
     islands: Given = "host",
 ) -> DiLoCoOptimizer:
-    """The optimizer, whose ranks train alone and follow the mean of their changes after every `every` steps.
+    """The optimizer, whose ranks train alone between two outer steps, as with `ringtrain.DiLoCo`.
 
     The result is an instance of a subclass of the optimizer's class and shares all of its state, so schedulers,
     GradScaler and checkpoints work as before; it has the methods of `DiLoCoOptimizer` too. Use it in place of the
-    optimizer. All ranks construct it together, with the same arguments and parameters, and take the same number of
-    steps. DiLoCo: arXiv 2311.08105; fragments and overlap: Streaming DiLoCo, 2501.18512. Local SGD is
-    `outer=ringtrain.optim.SGD(lr=1.0)`.
-
-    The outer parameters and the outer momentum are in host memory, also of a model on a GPU. Buffers of a model, such
-    as running statistics, stay those of each rank.
+    optimizer. The outer parameters and the outer momentum are in host memory, also of a model on a GPU. Buffers of a
+    model, such as running statistics, stay those of each rank.
 
     Args:
         optimizer: any of torch.optim, not distributed.
-        every: inner steps between two synchronisations of a parameter.
         named_parameters: such as model.named_parameters(), the same on all ranks; None names them by their
             places.
-        fragments: synchronise the model in so many parts, one after the other; or lists of the parameters of each part.
-        outer, overlap, mixing, compression, islands: as for `ringtrain.DiLoCo`.
-
-    Raises:
-        NotInitializedError: before init().
-        TypeError: this is not an optimizer of torch, or an argument is of another type.
-        ValueError: the optimizer is distributed already, named_parameters or fragments do not fit it, or another
-            argument is out of its range.
-        MismatchError: on all ranks, these have different arguments or parameters.
+        fragments: a number, or lists of the parameters of each part.
+        every, outer, overlap, mixing, compression, islands: as for `ringtrain.DiLoCo`, and so are the errors.
 
     Examples:
         >>> import ringtrain.torch as hvd
@@ -126,50 +114,25 @@ class DiLoCoOptimizer(HasLocalSteps, torch.optim.Optimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
     def set_weight(self, weight: float | None) -> None:
-        """Weigh this rank from now on, until the next call: give the number of samples of its step.
-
-        The averages inside an island are then sum(weight * gradient) / sum(weight) over its ranks. In an outer step an
-        island counts by the weights that its ranks have in the step that sends the difference. All ranks call it before
-        backward() of the same step; 0 leaves a rank out, but one that is an island alone still updates with its own
-        gradients. None weighs all ranks the same again.
-
-        Raises:
-            StepOrderError: between backward() and step().
-            ValueError: the weight is negative, NaN or infinite.
-            TypeError: not a number.
-        """
+        """As `ringtrain.DiLoCo.set_weight`, before backward() of the step: StepOrderError between that and step()."""
         if self._local_steps.islands.averages:
             super().set_weight(weight)  # type: ignore[misc]
         self._local_steps.set_weight(weight)
 
     def outer_step(self) -> None:
-        """Synchronise the whole model now, such as at the end: afterwards all ranks have the same parameters.
-
-        All ranks call it together.
-        """
+        """As `ringtrain.DiLoCo.outer_step`."""
         self._local_steps.outer_step(self.__parameters())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner, the outer and the error state.
-
-        Ranks of different islands have different inner states and rounding errors: save that of the first rank of each
-        island, with its model, to resume exactly.
-        """
+        """As `ringtrain.DiLoCo.state_dict`, with the state of the wrapped optimizer."""
         return {**super().state_dict(), _KEY: _to_tensors(self._local_steps.state_dict())}
 
     def replicated_state_dict(self) -> dict[str, Any]:
-        """Return the part of `state_dict` that one rank may give to all: without the rounding errors of its island."""
+        """As `ringtrain.DiLoCo.replicated_state_dict`."""
         return {**super().state_dict(), _KEY: _to_tensors(self._local_steps.state_dict(with_errors=False))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what `state_dict` or `replicated_state_dict` returned; load the model, too.
-
-        The ranks of the island that has saved the state take its rounding errors, and other ranks begin without. A
-        state without errors leaves a rank its own ones, if the rank is at the same step of the same training.
-
-        Raises:
-            ValueError: it was made by another optimizer, or with other fragments.
-        """
+        """As `ringtrain.DiLoCo.load_state_dict`; load the model, too."""
         if _KEY not in state_dict:
             raise ValueError(
                 "load_state_dict: this is not the state of DiLoCo; load it into the optimizer before DiLoCo wraps it"

@@ -312,7 +312,6 @@ class Distributed(WrappedOptimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """`step` within does not wait for the averages: `synchronize` was called before. As in Horovod."""
         self._skips_synchronize = True
         try:
             yield
@@ -320,10 +319,6 @@ class Distributed(WrappedOptimizer):
             self._skips_synchronize = False
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes within only accumulate gradients on this rank. Mirrors DistributedDataParallel.no_sync.
-
-        The sum is averaged with the first backward pass after it, or in `step`.
-        """
         return self._gradient_hooks.no_sync()
 
     def state_dict(self) -> dict[str, Any]:
@@ -351,7 +346,6 @@ class Distributed(WrappedOptimizer):
         super().load_state_dict({name: value for name, value in state_dict.items() if name != _POWER_SGD})
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Average the gradients with every n-th backward pass from now on. As in Horovod."""
         self.backward_passes_per_step = _checked_passes(passes)
         self._gradient_hooks.set_passes(passes)
 

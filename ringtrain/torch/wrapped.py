@@ -126,7 +126,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes within only accumulate gradients. Mirrors DistributedDataParallel.no_sync."""
+        """Backward passes within only accumulate gradients on this rank. Mirrors DistributedDataParallel.no_sync.
+
+        The sum is averaged with the first backward pass after it, or in `step`.
+        """
         raise NotImplementedError
 
     def set_backward_passes_per_step(self, passes: int) -> None:

@@ -64,21 +64,7 @@ def paper_outer() -> optim.SGD:
 
 @dataclasses.dataclass
 class Settings:
-    """The arguments of DiLoCo that are about outer steps, checked.
-
-    Args:
-        every: inner steps between two synchronisations of a fragment.
-        outer: an optimizer of ringtrain.optim; None is that of the paper.
-        fragments: a number of parts of about equal size, or lists of the names of the parameters of each.
-        overlap: inner steps between sending and arriving.
-        mixing: the share of the own parameters that stays when a fragment arrives; None is 0 without overlap, else 0.5.
-        compression: Compression.none, fp16, bf16, int8 or int4.
-        islands: see `islands.Islands`.
-
-    Raises:
-        TypeError: an argument is of another type.
-        ValueError: an argument is out of its range.
-    """
+    """The arguments of `ringtrain.DiLoCo` that are about outer steps, checked. Raises TypeError and ValueError."""
 
     every: int
     outer: Any = None
