@@ -13,6 +13,7 @@ import numpy as np
 from ringtrain.arrays.numpy import (
     DTYPES,
     dtype_name as dtype_name,
+    no_copy,
     note_change as note_change,
     require_known,
     require_results as require_results,
@@ -23,6 +24,7 @@ from ringtrain.arrays.numpy import (
 )
 
 MAKES = "cupy"
+copy_of_small = no_copy
 _DeviceView = tuple[int, int, tuple[int, ...], int, int]
 _current_stream = cupy.cuda.get_current_stream
 
@@ -51,10 +53,6 @@ def is_in_place(array: Any) -> bool:
 def empty_like(array: Any) -> Any:
     with array.device:
         return cupy.empty(array.shape, array.dtype)
-
-
-def copy_of_small(array: Any) -> None:
-    return None
 
 
 def view(array: Any) -> _DeviceView:
@@ -131,8 +129,7 @@ def on_host(array: Any) -> Any:
         return array.get()
 
 
-def in_host_memory(array: Any) -> Any:
-    return on_host(array)
+in_host_memory = on_host
 
 
 def at_place_of(array: Any, like: Any) -> Any:

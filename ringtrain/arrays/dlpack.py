@@ -6,8 +6,7 @@ An operation in place works on their memory. New arrays are CuPy's, as are copie
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -16,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 import ringtrain._core as _core
-from ringtrain.arrays.numpy import note_change as note_change, require_known, returned as returned, spec_of
+from ringtrain.arrays.numpy import no_copy, note_change as note_change, require_known, returned as returned, spec_of
 
 # --- memory that another library lends: what DLPack and `__cuda_array_interface__` say of it, without CuPy ------------
 
@@ -187,6 +186,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int], unit: int) -> b
 
 
 MAKES = "cupy"
+copy_of_small = no_copy
 _DeviceView = tuple[int, int, tuple[int, ...], int, int]
 
 
@@ -211,14 +211,6 @@ def is_in_place(array: Any) -> bool:
     if not borrowed.is_writable:
         raise ValueError("an operation in place needs an array that can be written to, and this one is read-only")
     return borrowed.is_contiguous
-
-
-def empty_like(array: Any) -> Any:
-    return _cupy().empty_like(_as_cupy(array))
-
-
-def copy_of_small(array: Any) -> None:
-    return None
 
 
 def view(array: Any) -> _DeviceView:
@@ -259,17 +251,9 @@ def rows(array: Any) -> Any:
     return array if array.shape else replace(array, shape=(1,))
 
 
-def is_finite(array: Any) -> Any:
-    return _cupy().is_finite(_as_cupy(array))
-
-
 def dtype_name(array: Any) -> str:
     borrowed = array if isinstance(array, Borrowed) else _borrow(array)
     return str(borrowed.dtype.name)
-
-
-def cast(array: Any, dtype_name: str) -> Any:
-    return _cupy().cast(_as_cupy(array), dtype_name)
 
 
 def received_splits(numbers: list[int], sent: Any) -> Any:
@@ -295,29 +279,22 @@ def stack(arrays: Sequence[Any]) -> Any:
     return _cupy().stack(list(map(_as_cupy, arrays)))
 
 
-def on_host(array: Any) -> Any:
-    return _cupy().on_host(_as_cupy(array))
-
-
-def in_host_memory(array: Any) -> Any:
-    return on_host(array)
-
-
 def at_place_of(array: Any, like: Any) -> Any:
     return _cupy().at_place_of(_as_cupy(array), _as_cupy(like))
 
 
-def at_device_of(array: Any) -> AbstractContextManager[Any]:
-    device: AbstractContextManager[Any] = _cupy().at_device_of(_as_cupy(array))
-    return device
-
-
-def on_device(array: Any, device: Any) -> Any:
-    return _cupy().on_device(_as_cupy(array), device)
-
-
 def require_results() -> None:
     _cupy()
+
+
+def _by_cupy(name: str) -> Callable[..., Any]:
+    """Returns the function of CuPy's adapter that has this name, for arrays that become CuPy's first."""
+    return lambda array, *given: getattr(_cupy(), name)(_as_cupy(array), *given)
+
+
+empty_like, is_finite, cast = map(_by_cupy, ("empty_like", "is_finite", "cast"))
+on_host = in_host_memory = _by_cupy("on_host")
+at_device_of, on_device = map(_by_cupy, ("at_device_of", "on_device"))
 
 
 def _borrow(array: Any) -> Borrowed:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -17,9 +16,17 @@ from mxnet.base import _LIB, check_call
 
 import ringtrain._core as _core
 from ringtrain.arrays import numpy as numpy_adapter
+from ringtrain.arrays.numpy import (
+    at_device_of as at_device_of,
+    device as device,
+    no_copy,
+    note_change as note_change,
+    require_results as require_results,
+    stream as stream,
+)
 
 MAKES = "mxnet"
-_NOWHERE_ELSE: AbstractContextManager[None] = nullcontext()
+copy_of_small = no_copy
 # The name in MXNet 1.x.
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 _BY_NAME: dict[str, Any] = {
@@ -58,10 +65,6 @@ def is_on_host(array: Any) -> bool:
 
 def is_in_place(array: Any) -> bool:
     return is_on_host(array)
-
-
-def copy_of_small(array: Any) -> None:
-    return None
 
 
 def empty_like(array: Any) -> Any:
@@ -127,10 +130,6 @@ def assign_host(target: Any, values: np.ndarray[Any, Any]) -> None:
         target[:] = values
 
 
-def note_change(array: Any) -> None:
-    pass
-
-
 def from_memory(memory: Any, shape: list[int], like: Any) -> Any:
     new = _empty(shape, like)
     memory_of(new)[...] = memory.view(numpy_dtype(like)).reshape(shape)
@@ -161,14 +160,6 @@ def received_splits(numbers: list[int], sent: Any) -> Any:
     return mxnet.nd.array(numbers, dtype="int32")
 
 
-def stream(array: Any) -> int | None:
-    return None
-
-
-def device(array: Any) -> int:
-    return -1
-
-
 def stack(arrays: Sequence[Any]) -> Any:
     return mxnet.nd.stack(*arrays)
 
@@ -186,15 +177,7 @@ def at_place_of(array: Any, like: Any) -> Any:
     return array.as_in_context(like.context)
 
 
-def at_device_of(array: Any) -> AbstractContextManager[Any]:
-    return _NOWHERE_ELSE
-
-
 def on_device(array: Any, device: Any) -> Any:
     if not isinstance(device, mxnet.Context):
         raise ValueError(f"MXNet has no device {device!r}: give a context such as mx.cpu()")
     return array.as_in_context(device)
-
-
-def require_results() -> None:
-    pass

@@ -103,6 +103,10 @@ def copy_of_small(array: Any) -> Array | None:
     return array.copy() if type(array) is np.ndarray and array.nbytes <= SMALL_BYTES else None
 
 
+def no_copy(array: Any) -> None:
+    """Stands for `copy_of_small` in adapters of libraries for which a copy does not pay."""
+
+
 def view(array: Array) -> tuple[int, int, tuple[int, ...]]:
     dtype, shape = spec_of(array)
     # bfloat16 has no letter in the buffer protocol
@@ -128,8 +132,7 @@ def assign(target: Array, source: Array) -> None:
     target[...] = source
 
 
-def assign_host(target: Array, values: Array) -> None:
-    target[...] = values
+assign_host = assign
 
 
 def note_change(array: Any) -> None:
@@ -208,8 +211,7 @@ def on_host(array: Any) -> Array:
     return np.asarray(array)
 
 
-def in_host_memory(array: Any) -> Array:
-    return np.asarray(array)
+in_host_memory = on_host
 
 
 def at_place_of(array: Array, like: Any) -> Array:
