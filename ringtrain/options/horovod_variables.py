@@ -150,10 +150,11 @@ def sentences(environ: Mapping[str, str]) -> list[str]:
 
 
 def markdown() -> str:
-    """The table as docs/migrating.md has it; variables of one meaning share a row."""
+    """The table as docs/migrating.md has it, but for those that docs/options.md has beside their options."""
     names: dict[str, list[str]] = {}
-    for one in TABLE:
-        names.setdefault(one.meaning if one.has_effect else f"no effect: {one.meaning}", []).append(f"`{one.name}`")
+    for one in _OWN:
+        here = one.meaning if one.has_effect else "no effect; rank 0 prints why, unless the value asks for what is done"
+        names.setdefault(here, []).append(f"`{one.name}`")
     rows = [f"| {', '.join(those)} | {here} |" for here, those in names.items()]
     return "\n".join(["| Horovod's variable | here |", "| --- | --- |", *rows]) + "\n"
 

@@ -228,11 +228,11 @@ def _is_as_wanted(flag: Flag, given: Given) -> bool:
 
 
 def markdown() -> str:
-    """The table as docs/migrating.md has it; flags of one meaning share a row."""
+    """The table as docs/migrating.md has it; flags of one meaning share a row, and so do those without effect."""
     flags: dict[str, list[Flag]] = {}
     for flag in TABLE:
-        before = "; " if flag.state is State.SAME else ": "
-        flags.setdefault(before.join(filter(None, (flag.state.value, flag.meaning))), []).append(flag)
+        here = "; ".join(filter(None, (flag.state.value, flag.meaning)))
+        flags.setdefault(here if flag.state is State.SAME else "no effect; `ringrun` prints why", []).append(flag)
     lines = ["| `horovodrun` | in its file | `horovod.run` | here |", "| --- | --- | --- | --- |"]
     for here, those in flags.items():
         names = [name for flag in those for name in (*flag.names, *flag.off)]
