@@ -363,13 +363,14 @@ class ArrayState(ObjectState):
             anything else is a Python object.
     """
 
-    _arrays: dict[str, dict[str, Any]]  # of each attribute by their paths: the copies
+    _copies: dict[str, dict[str, Any]]  # of the arrays of each attribute, by their paths
     _holders: dict[str, Any]  # of each attribute that has a state_dict: the copy
+    _in_files = "arrays"  # the name of the copies there
 
     def __init__(self, **values: Any):
-        arrays = {name: value for name, value in values.items() if _has_arrays(value)}
+        arrays = {name: value for name, value in values.items() if self._has_arrays(value)}
         holders = {name: value for name, value in values.items() if name not in arrays and has_state_dict(value)}
-        self._arrays = {name: {} for name in arrays}
+        self._copies = {name: {} for name in arrays}
         self._holders = dict.fromkeys(holders)
         for name, value in {**arrays, **holders}.items():
             setattr(self, name, value)
@@ -377,25 +378,27 @@ class ArrayState(ObjectState):
         self.save()
 
     def save(self) -> None:
-        # DiLoCo waits for what is under way, and raises if a rank is lost: then nothing of this commit is kept.
+        # DiLoCo waits for what is under way, and raises if a rank is lost. JAX may tell now that a step has failed.
+        # Then nothing of this commit is kept.
         holders = {name: getattr(self, name).state_dict() for name in self._holders}
+        found = {name: self._by_path(name) for name in self._copies}
         super().save()
-        for name, copies in self._arrays.items():
-            self._arrays[name] = _copied(self._by_path(name), copies)
+        self._copies = {name: self._kept(arrays, self._copies[name]) for name, arrays in found.items()}
         self._holders = holders
 
     def restore(self) -> None:
         super().restore()
-        for name, copies in self._arrays.items():
-            for path, array in self._by_path(name).items():
-                adapter_for(array).assign(array, copies[path])
+        for name, copies in self._copies.items():
+            self._put(name, copies)
         for name, content in self._holders.items():
             getattr(self, name).load_state_dict(content)
 
     def sync_from(self, root_rank: int) -> None:
         super().sync_from(root_rank)
-        for name in self._arrays:
-            share_arrays(self._by_path(name), root_rank, name)
+        for name in self._copies:
+            arrays = self._by_path(name)
+            if share_arrays(arrays, root_rank, name):
+                self._put(name, arrays)
         for name in self._holders:
             holder = getattr(self, name)
             share_object(replicated_state_of(holder), root_rank, name, holder.load_state_dict)
@@ -403,41 +406,46 @@ class ArrayState(ObjectState):
     def saved_content(self) -> Any:
         arrays = {
             name: {path: adapter_for(array).on_host(array) for path, array in copies.items()}
-            for name, copies in self._arrays.items()
+            for name, copies in self._copies.items()
         }
-        return {"objects": super().saved_content(), "arrays": arrays, "holders": self._holders}
+        return {"objects": super().saved_content(), self._in_files: arrays, "holders": self._holders}
 
     def load_content(self, content: Any) -> None:
         super().load_content(content["objects"])
-        for name in self._arrays:
-            for path, array in self._by_path(name).items():
-                adapter_for(array).assign(array, content["arrays"][name][path])
+        for name in self._copies:
+            self._put(name, content[self._in_files][name])
         for name in self._holders:
             getattr(self, name).load_state_dict(content["holders"][name])
 
+    @staticmethod
+    def _has_arrays(value: Any) -> bool:
+        if has_state_dict(value):
+            return False
+        try:
+            return bool(objects.by_path(value, "ArrayState"))
+        except TypeError:
+            return False
+
     def _by_path(self, name: str) -> dict[str, Any]:
+        """Returns the arrays of an attribute, which can be written to."""
         return objects.by_path(getattr(self, name), "ArrayState")
 
+    def _kept(self, arrays: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        """Returns copies of the arrays, in the memory of those from before that fit."""
+        for path, array in arrays.items():
+            adapter, place = adapter_for(array), before.get(path)
+            if place is None or place.shape != array.shape or place.dtype != array.dtype:
+                before[path] = place = adapter.empty_like(array)
+            adapter.assign(place, array)
+        return before
 
-def _has_arrays(value: Any) -> bool:
-    if has_state_dict(value):
-        return False
-    try:
-        return bool(objects.by_path(value, "ArrayState"))
-    except TypeError:
-        return False
+    def _put(self, name: str, copies: dict[str, Any]) -> None:
+        """Gives an attribute the values of copies."""
+        for path, array in self._by_path(name).items():
+            if copies[path] is not array:
+                adapter_for(array).assign(array, copies[path])
 
 
 def has_state_dict(value: Any) -> bool:
     """Whether it says itself how it is saved and loaded."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def _copied(arrays: dict[str, Any], copies: dict[str, Any]) -> dict[str, Any]:
-    """Copies of the arrays, in the memory of earlier ones that fit."""
-    for path, array in arrays.items():
-        adapter, place = adapter_for(array), copies.get(path)
-        if place is None or place.shape != array.shape or place.dtype != array.dtype:
-            copies[path] = place = adapter.empty_like(array)
-        adapter.assign(place, array)
-    return copies
