@@ -9,41 +9,7 @@ from ringtrain.engine.handles import Handle as Handle, poll as poll, synchronize
 from ringtrain.engine.process_sets import new_group as new_group
 from ringtrain.errors import StepOrderError as StepOrderError
 from ringtrain.job import network as _network, session as _session
-from ringtrain.ops import (
-    allgather as allgather,
-    allgather_async as allgather_async,
-    allreduce as allreduce,
-    allreduce_ as allreduce_,
-    allreduce_async as allreduce_async,
-    allreduce_async_ as allreduce_async_,
-    alltoall as alltoall,
-    alltoall_async as alltoall_async,
-    barrier as barrier,
-    broadcast as broadcast,
-    broadcast_ as broadcast_,
-    broadcast_async as broadcast_async,
-    broadcast_async_ as broadcast_async_,
-    grouped_allgather as grouped_allgather,
-    grouped_allgather_async as grouped_allgather_async,
-    grouped_allreduce as grouped_allreduce,
-    grouped_allreduce_ as grouped_allreduce_,
-    grouped_allreduce_async as grouped_allreduce_async,
-    grouped_allreduce_async_ as grouped_allreduce_async_,
-    grouped_alltoall as grouped_alltoall,
-    grouped_alltoall_async as grouped_alltoall_async,
-    grouped_broadcast as grouped_broadcast,
-    grouped_broadcast_ as grouped_broadcast_,
-    grouped_broadcast_async as grouped_broadcast_async,
-    grouped_broadcast_async_ as grouped_broadcast_async_,
-    grouped_reducescatter as grouped_reducescatter,
-    grouped_reducescatter_async as grouped_reducescatter_async,
-    recv as recv,
-    recv_async as recv_async,
-    reducescatter as reducescatter,
-    reducescatter_async as reducescatter_async,
-    send as send,
-    send_async as send_async,
-)
+from ringtrain.ops import *
 from ringtrain.ops.names import *
 from ringtrain.ops.objects import (
     allgather_object as allgather_object,

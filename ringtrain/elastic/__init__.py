@@ -13,7 +13,6 @@ running     run(): again and again, in one generation of ranks after the other
 states      what a state is, one of Python objects, and one of arrays; files of them; which parts differ between ranks
 """
 
-import inspect
 import typing
 
 from ringtrain.elastic.running import generation as generation, run as run, run_fn as run_fn
@@ -22,11 +21,7 @@ from ringtrain.errors import (
     HorovodInternalError as HorovodInternalError,
     HostsUpdatedInterrupt as HostsUpdatedInterrupt,
 )
+from ringtrain.ops.faces import face as _face
 
-if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
-    # Every name above, but none of the modules that importing them has left here.
-    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))
-
-    def __dir__() -> list[str]:
-        """Lists the public names, which completion shows."""
-        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+if not typing.TYPE_CHECKING:  # what checks types knows the names from the imports
+    __all__, __dir__, __getattr__ = _face(globals())

@@ -22,7 +22,6 @@ distributed      JAX's own sharding over the ranks
 
 # ruff: noqa: F403
 
-import inspect
 import os
 import typing
 
@@ -31,7 +30,6 @@ import ringtrain._core as _core
 # jaxlib looks once, when it is loaded, for the library that carries XLA's own collectives.
 os.environ.setdefault("MPITRAMPOLINE_LIB", _core.__file__)
 
-from ringtrain.errors import missing as _missing
 from ringtrain.jax import distributed as distributed, elastic as elastic, ffi, lowering, primitives, transfers
 from ringtrain.jax.diloco import DiLoCo as DiLoCo
 from ringtrain.jax.exceptions import error_of as error_of, errors as errors
@@ -60,6 +58,7 @@ from ringtrain.jax.trees import (
     broadcast_parameters as broadcast_parameters,
     check_replicas as check_replicas,
 )
+from ringtrain.ops.faces import face as _face
 from ringtrain.ops.names import *
 from ringtrain.ops.objects import (
     allgather_object as allgather_object,
@@ -72,13 +71,5 @@ from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
 for _part in (ffi, primitives, transfers, lowering):
     _part.register()
 
-if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
-    # Every name above, but none of the modules that importing them has left here.
-    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))
-
-    def __dir__() -> list[str]:
-        """Lists the public names, which completion shows."""
-        return sorted({*__all__, "distributed", "elastic", *(name for name in globals() if name.startswith("__"))})
-
-    def __getattr__(name: str) -> object:
-        raise _missing(__name__, name, __all__)
+if not typing.TYPE_CHECKING:  # what checks types knows the names from the imports
+    __all__, __dir__, __getattr__ = _face(globals(), "distributed", "elastic")

@@ -22,7 +22,6 @@ trainer      a training of PyTorch's parameters, and shares of the data
 servers/     workers, servers and their scheduler
 """
 
-import inspect
 import typing
 
 from ringtrain.kvstore.row_sparse import RowSparse as RowSparse
@@ -34,14 +33,9 @@ from ringtrain.kvstore.trainer import (
     split_and_load as split_and_load,
     split_data as split_data,
 )
+from ringtrain.ops.faces import face as _face
 
-if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
-    # Every name above, but none of the modules that importing them has left here.
-    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))
-
-    def __dir__() -> list[str]:
-        """Lists the public names, which completion shows."""
-        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
+if not typing.TYPE_CHECKING:  # what checks types knows the names from the imports
+    __all__, __dir__, __getattr__ = _face(globals())
 
 _serve_if_told()  # does not return in a server or the scheduler

@@ -14,7 +14,6 @@ stores      for MXNet's Trainer, Module and mx.kv
 
 # ruff: noqa: F403
 
-import inspect
 import typing
 
 import ringtrain.kvstore as _kvstore  # noqa: F401  a server stays in here, and loads optimizers that import this package
@@ -23,7 +22,7 @@ import ringtrain.kvstore as _kvstore  # noqa: F401  a server stays in here, and 
 from ringtrain.mxnet import library as library  # before anything that imports MXNet
 
 # isort: split
-from ringtrain.errors import StepOrderError as StepOrderError, missing as _missing
+from ringtrain.errors import StepOrderError as StepOrderError
 from ringtrain.mxnet.operations import (
     allgather as allgather,
     allreduce as allreduce,
@@ -52,18 +51,11 @@ from ringtrain.mxnet.trainer import (
 from ringtrain.ops import (
     barrier as barrier,
 )
+from ringtrain.ops.faces import face as _face
 from ringtrain.ops.names import *
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.training.replicas import check_replicas as check_replicas
 from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
 
-if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
-    # Every name above, but none of the modules that importing them has left here.
-    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))
-
-    def __dir__() -> list[str]:
-        """Lists the public names, which completion shows."""
-        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-    def __getattr__(name: str) -> object:
-        raise _missing(__name__, name, __all__)
+if not typing.TYPE_CHECKING:  # what checks types knows the names from the imports
+    __all__, __dir__, __getattr__ = _face(globals())

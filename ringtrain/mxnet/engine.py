@@ -10,7 +10,6 @@ from typing import Any
 import mxnet
 
 import ringtrain._core as _core
-from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import is_on_host
 from ringtrain.engine.handles import report_failure
@@ -20,6 +19,7 @@ from ringtrain.engine.submission import Reduction
 from ringtrain.failure import call_site
 from ringtrain.job import session
 from ringtrain.mxnet.library import IS_NAIVE, raises_mxnet_errors
+from ringtrain.ops.exchanges import after_join
 
 # As the core's own names of what has none: a name that comes again is known to all ranks.
 _NAMES_OF_UNNAMED = 240
@@ -135,4 +135,4 @@ def _finish() -> None:
 
 session.at_init(_begin)
 session.at_shutdown(_finish)
-ops.after_join(_begin_anew)
+after_join(_begin_anew)

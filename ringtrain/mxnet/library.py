@@ -72,6 +72,11 @@ def raises_mxnet_errors(function: Function) -> Function:
     return cast(Function, call)
 
 
+def forwarded(holder: str, name: str) -> Callable[..., Any]:
+    """Returns a method that calls the one of this name of the object that the attribute `holder` has."""
+    return lambda self, *given, **named: getattr(getattr(self, holder), name)(*given, **named)
+
+
 # A failed operation raises the class that the text of its error begins with, where its array is read.
 for _name, _kind in vars(errors).items():
     if isinstance(_kind, type) and issubclass(_kind, errors.RingtrainError):

@@ -7,6 +7,7 @@ so do MXNet's own names of distributed stores.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import mxnet
@@ -24,7 +25,7 @@ from ringtrain.engine.submission import Reduction
 from ringtrain.job import session
 from ringtrain.kvstore.entries import KINDS, grouped
 from ringtrain.mxnet.engine import push, require_dense, takes
-from ringtrain.mxnet.library import raises_mxnet_errors
+from ringtrain.mxnet.library import forwarded, raises_mxnet_errors
 from ringtrain.mxnet.operations import broadcast_
 
 # MXNet looks these words up in the type of a store; a Module multiplies its batch by the workers only if it has both.
@@ -122,53 +123,19 @@ class Store(KVStoreBase):  # type: ignore[misc]
 
         self._store.set_updater(update)
 
-    @raises_mxnet_errors
-    def set_gradient_compression(self, compression_params: Any) -> None:
-        self._store.set_gradient_compression(compression_params)
-
-    @raises_mxnet_errors
-    def is_capable(self, capability: str) -> bool:
-        return bool(self._store.is_capable(capability))
-
-    @raises_mxnet_errors
-    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        self._store.save_optimizer_states(fname, dump_optimizer)
-
-    @raises_mxnet_errors
-    def load_optimizer_states(self, fname: str) -> None:
-        self._store.load_optimizer_states(fname)
-
     @property
     def type(self) -> str:
         return _TYPES.get(self.name, self.name)
 
-    @property
-    def rank(self) -> int:
-        return int(self._store.rank)
+    rank, num_workers, local_rank, num_local_workers = (
+        property(attrgetter(f"_store.{name}")) for name in ("rank", "num_workers", "local_rank", "num_local_workers")
+    )
 
-    @property
-    def num_workers(self) -> int:
-        return int(self._store.num_workers)
 
-    @property
-    def local_rank(self) -> int:
-        return int(self._store.local_rank)
-
-    @property
-    def num_local_workers(self) -> int:
-        return int(self._store.num_local_workers)
-
-    @raises_mxnet_errors
-    def barrier(self) -> None:
-        self._store.barrier()
-
-    @raises_mxnet_errors
-    def _barrier(self) -> None:
-        self._store.barrier()
-
-    @raises_mxnet_errors
-    def _send_command_to_servers(self, head: int, body: str) -> None:
-        self._store.send_command_to_servers(head, body)
+for _name in ("set_gradient_compression", "is_capable", "save_optimizer_states", "load_optimizer_states", "barrier"):
+    setattr(Store, _name, raises_mxnet_errors(forwarded("_store", _name)))
+Store._barrier = Store.barrier
+Store._send_command_to_servers = raises_mxnet_errors(forwarded("_store", "send_command_to_servers"))
 
 
 class AllreduceStore(Store):

@@ -5,7 +5,7 @@ Mirrors both of horovod.mxnet (horovod/mxnet/__init__.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import mxnet
@@ -23,6 +23,8 @@ from ringtrain.failure import warn
 from ringtrain.job import session
 from ringtrain.mxnet.engine import averaging, push, raise_failure, takes
 from ringtrain.mxnet.fresh_gradients import FreshGradients
+from ringtrain.mxnet.library import forwarded
+from ringtrain.ops.exchanges import after_join
 from ringtrain.record import steps
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.optimizer import split_evenly
@@ -260,19 +262,12 @@ class DistributedOptimizer(mxnet.optimizer.Optimizer):  # type: ignore[misc]
         self._averaging.set_weight(weight)
 
 
-def _forwarded(name: str) -> Callable[..., Any]:
-    def forward(self: DistributedOptimizer, *args: Any) -> Any:
-        return getattr(self._optimizer, name)(*args)
-
-    return forward
-
-
 # Python finds the methods of the base class before it calls __getattr__.
 for _name in (
     *("create_state", "create_state_multi_precision", "set_learning_rate", "set_lr_mult", "set_wd_mult"),
     *("set_lr_scale", "_set_current_context", "_update_count", "_get_lrs", "_get_lr", "_get_wds", "_get_wd"),
 ):
-    setattr(DistributedOptimizer, _name, _forwarded(_name))
+    setattr(DistributedOptimizer, _name, forwarded("_optimizer", _name))
 
 
 class _Generation:
@@ -291,7 +286,7 @@ def _begin_anew() -> None:
 
 
 session.at_init(lambda _settings: _begin_anew())
-ops.after_join(lambda _process_set: _begin_anew())
+after_join(lambda _process_set: _begin_anew())
 
 
 class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]

@@ -22,7 +22,6 @@ from ringtrain.engine.handles import (
     synchronize as synchronize,
 )
 from ringtrain.ops.exchanges import (
-    after_join as after_join,
     allgather as allgather,
     allgather_async as allgather_async,
     alltoall as alltoall,

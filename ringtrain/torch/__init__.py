@@ -7,12 +7,11 @@ optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_par
 
 # ruff: noqa: F403
 
-import inspect
 import typing
 
 from ringtrain.engine.handles import Handle as Handle, poll as poll, synchronize as synchronize
 from ringtrain.engine.process_sets import new_group as new_group
-from ringtrain.errors import StepOrderError as StepOrderError, missing as _missing
+from ringtrain.errors import StepOrderError as StepOrderError
 from ringtrain.ops import (
     allgather_async as allgather_async,
     allreduce_ as allreduce_,
@@ -40,6 +39,7 @@ from ringtrain.ops import (
     send as send,
     send_async as send_async,
 )
+from ringtrain.ops.faces import face as _face
 from ringtrain.ops.names import *
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.torch import (
@@ -81,13 +81,5 @@ from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
 
 _compiled.keep_operations_out_of_graphs()
 
-if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
-    # Every name above, but none of the modules that importing them has left here.
-    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))
-
-    def __dir__() -> list[str]:
-        """Lists the public names, which completion shows."""
-        return sorted({*__all__, "elastic", *(name for name in globals() if name.startswith("__"))})
-
-    def __getattr__(name: str) -> object:
-        raise _missing(__name__, name, __all__)
+if not typing.TYPE_CHECKING:  # what checks types knows the names from the imports
+    __all__, __dir__, __getattr__ = _face(globals(), "elastic")

@@ -19,6 +19,7 @@ from ringtrain.engine.requirements import require_predivide_factor, require_proc
 from ringtrain.engine.submission import Operation, Prepared, PreparedAllreduces, Reduction, start
 from ringtrain.errors import StepOrderError
 from ringtrain.job import session
+from ringtrain.ops.exchanges import after_join
 from ringtrain.training.power_sgd import Factors, PowerSGDGradients
 
 
@@ -55,7 +56,7 @@ def _forget_what_is_under_way() -> None:
 
 session.at_shutdown(_forget_what_is_under_way)
 session.at_init(lambda _settings: _begin_anew(global_process_set))
-ops.after_join(_begin_anew)
+after_join(_begin_anew)
 
 
 class _Gradient(NamedTuple):

@@ -4,7 +4,6 @@ state      TorchState, and how each kind of object in it is saved, restored and 
 sampler    a sampler that shares out what is left of an epoch
 """
 
-import inspect
 import typing
 
 from ringtrain.elastic.running import generation as generation, run as run, run_fn as run_fn
@@ -13,6 +12,7 @@ from ringtrain.errors import (
     HorovodInternalError as HorovodInternalError,
     HostsUpdatedInterrupt as HostsUpdatedInterrupt,
 )
+from ringtrain.ops.faces import face as _face
 from ringtrain.torch.elastic.sampler import ElasticSampler as ElasticSampler
 from ringtrain.torch.elastic.state import (
     LRSchedulerStateHandler as LRSchedulerStateHandler,
@@ -26,10 +26,5 @@ from ringtrain.torch.elastic.state import (
     set_handler_registry as set_handler_registry,
 )
 
-if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
-    # Every name above, but none of the modules that importing them has left here.
-    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))
-
-    def __dir__() -> list[str]:
-        """Lists the public names, which completion shows."""
-        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+if not typing.TYPE_CHECKING:  # what checks types knows the names from the imports
+    __all__, __dir__, __getattr__ = _face(globals())
