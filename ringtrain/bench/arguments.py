@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ringtrain.bench.peers import NAMES
@@ -54,7 +53,7 @@ def measuring_flags(peers: Sequence[str]) -> argparse.ArgumentParser:
     add("--warmup", type=int, default=2, metavar="N", help="runs before the first round (default: %(default)s)")
     add(
         "--peers",
-        type=functools.partial(_peers, peers),
+        type=some_of(peers, "peers"),
         default=",".join(peers) or "none",
         metavar="LIST",
         help="%(default)s (those that are installed) or none",
@@ -86,12 +85,26 @@ def parse_bytes(text: str) -> int:
     return int(number) * unit
 
 
-def _peers(known: Sequence[str], text: str) -> list[str]:
-    names = [] if text == "none" else text.split(",")
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the peers are {', '.join(known)}, or none")
-    return names
+def some_of(known: Iterable[str], what: str, may_be_none: bool = True) -> Callable[[str], list[str]]:
+    """Returns what parses some of these names, with a comma between them, or "none" of them."""
+
+    def parse(text: str) -> list[str]:
+        names = [] if may_be_none and text == "none" else text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            listed = ", ".join([*known, *(["or none"] if may_be_none else [])])
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the {what} are {listed}")
+        return names
+
+    return parse
+
+
+def add_sizes(parser: argparse.ArgumentParser, most: str) -> None:
+    """Adds the flags of a range of sizes."""
+    add = parser.add_argument
+    add("--min-bytes", type=parse_bytes, default="4", metavar="SIZE", help="default: %(default)s")
+    add("--max-bytes", type=parse_bytes, default=most, metavar="SIZE", help="default: %(default)s")
+    add("--factor", type=int, default=4, help="from one size to the next (default: %(default)s)")
 
 
 def _counts(text: str) -> list[int]:

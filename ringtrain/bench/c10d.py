@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.arguments import parse_bytes
+from ringtrain.bench.arguments import parse_bytes, some_of
 from ringtrain.bench.collectives import iterations_for
 from ringtrain.bench.measurement import CannotMeasure, Session
 from ringtrain.bench.report import Table, lines_of, spread_text
@@ -36,13 +35,14 @@ class C10d:
     help = 'torch.distributed on the backend "ringtrain", beside gloo: its operations, and steps of DDP and FSDP2'
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--operations", type=_some_of(OPERATIONS), default=",".join(OPERATIONS), metavar="LIST")
-        parser.add_argument(
-            "--sizes", type=_sizes, default="4,4K,256K,8M,32M", metavar="LIST", help="default: %(default)s"
+        add, operations, trainings = (
+            parser.add_argument,
+            some_of(OPERATIONS, "operations"),
+            some_of(TRAININGS, "trainings"),
         )
-        parser.add_argument(
-            "--trainings", type=_some_of(TRAININGS), default=",".join(TRAININGS), metavar="LIST", help="%(default)s"
-        )
+        add("--operations", type=operations, default=",".join(OPERATIONS), metavar="LIST")
+        add("--sizes", type=_sizes, default="4,4K,256K,8M,32M", metavar="LIST", help="default: %(default)s")
+        add("--trainings", type=trainings, default=",".join(TRAININGS), metavar="LIST", help="%(default)s")
         add_training_flags(parser, "resnet50")
 
     def measure(self, session: Session) -> list[Row]:
@@ -128,17 +128,6 @@ def _lines_of_operations(rows: list[Row]) -> list[str]:
         least_most = f"{1e6 * time.least:.1f}-{1e6 * time.most:.1f}"
         table.add([row.key["operation"], str(row.key["bytes"]), f"{1e6 * time.median:.1f}", least_most, *ratios])
     return [*lines_of(table), *(["A peer's column: its time / ringtrain's, median [min-max]."] if peers else [])]
-
-
-def _some_of(known: tuple[str, ...]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        names = [] if text == "none" else text.split(",")
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be some of {', '.join(known)}, or none")
-        return names
-
-    return parse
 
 
 def _sizes(text: str) -> list[int]:

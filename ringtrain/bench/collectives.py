@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.arguments import parse_bytes
+from ringtrain.bench.arguments import add_sizes
 from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, spread_text
 from ringtrain.bench.results import Result, Row, Spread
@@ -74,9 +74,7 @@ class Sweep:
         self.help = f"{collective.name} of one array, over a range of sizes"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--min-bytes", type=parse_bytes, default="4", metavar="SIZE", help="default: %(default)s")
-        parser.add_argument("--max-bytes", type=parse_bytes, default="64M", metavar="SIZE", help="default: %(default)s")
-        parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: %(default)s)")
+        add_sizes(parser, "64M")
         parser.add_argument("--dtype", default="float32", help="default: %(default)s")
         if self.name == "allreduce":
             parser.add_argument(
@@ -187,9 +185,7 @@ class Latency:
     help = "single calls of a small cached allreduce_: median, p10, p99, min"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--min-bytes", type=parse_bytes, default="4", metavar="SIZE", help="default: %(default)s")
-        parser.add_argument("--max-bytes", type=parse_bytes, default="64K", metavar="SIZE", help="default: %(default)s")
-        parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: %(default)s)")
+        add_sizes(parser, "64K")
         parser.add_argument("--calls", type=int, default=1000, help="in each round (default: %(default)s)")
 
     def measure(self, session: Session) -> list[Row]:

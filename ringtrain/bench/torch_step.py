@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.arguments import some_of
 from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row, Spread
@@ -44,11 +45,12 @@ class TorchStep:
 
 
 def add_training_flags(parser: argparse.ArgumentParser, models: str) -> None:
-    parser.add_argument("--models", type=_models, default=models, metavar="LIST", help="%(default)s")
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="of a rank (default: %(default)s)")
-    parser.add_argument("--image-size", type=int, default=64, metavar="PIXELS", help="default: %(default)s")
-    parser.add_argument("--sequence-length", type=int, default=64, metavar="TOKENS", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="in each timing (default: %(default)s)")
+    add = parser.add_argument
+    add("--models", type=some_of(MODELS, "models", False), default=models, metavar="LIST", help="%(default)s")
+    add("--batch-size", type=int, default=8, metavar="N", help="of a rank (default: %(default)s)")
+    add("--image-size", type=int, default=64, metavar="PIXELS", help="default: %(default)s")
+    add("--sequence-length", type=int, default=64, metavar="TOKENS", help="default: %(default)s")
+    add("--steps", type=int, default=3, metavar="N", help="in each timing (default: %(default)s)")
 
 
 def measure_model(
@@ -123,11 +125,3 @@ def subject_of(row: Row) -> str:
     inputs = "x".join(map(str, row.key["inputs"]))
     megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
     return f"{row.key['model']}: {row.key['tensors']} gradients, {megabytes}; {inputs} on each rank, one thread"
-
-
-def _models(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in MODELS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the models are {', '.join(MODELS)}")
-    return names

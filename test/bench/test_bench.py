@@ -486,7 +486,7 @@ def test_a_group_of_one_rank_is_not_measured(capsys):
     pytest.importorskip("torch", reason="a backend of torch is measured")
     with pytest.raises(SystemExit):
         cli.main(["c10d", "--operations", "all_reduce,scan"])
-    assert "scan: must be some of all_reduce, all_gather_into_tensor" in capsys.readouterr().err
+    assert "scan: the operations are all_reduce, all_gather_into_tensor" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="c10d needs at least two ranks: use -np 2"):
         cli.main(["c10d"])
 

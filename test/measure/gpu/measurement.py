@@ -18,7 +18,7 @@ from measure.gpu.training import Training
 from ringtrain import doctor
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.bench import peers
-from ringtrain.bench.arguments import parse_bytes
+from ringtrain.bench.arguments import parse_bytes, some_of
 from ringtrain.bench.measurement import CannotMeasure, Session
 from ringtrain.bench.ranks import Job
 from ringtrain.bench.report import count_text
@@ -40,7 +40,13 @@ class Gpu:
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         everything = ",".join(part.name for part in PARTS)
         add = parser.add_argument
-        add("--parts", type=_parts, default=everything, metavar="LIST", help="default: %(default)s")
+        add(
+            "--parts",
+            type=some_of([part.name for part in PARTS], "parts", False),
+            default=everything,
+            metavar="LIST",
+            help="default: %(default)s",
+        )
         add("--library", choices=NAMES, default="torch", help="whose arrays; only torch has all parts (%(default)s)")
         add_model_flags(parser)
         add("--steps", type=int, default=5, metavar="N", help="in each timing (default: %(default)s)")
@@ -101,11 +107,3 @@ def _machine_text(result: Result) -> Iterator[str]:
         yield f"{gpu}: {count_text(fact['gpus'].count(gpu), 'rank')}"
     nccl = f"NCCL {fact['nccl']}" if fact["nccl"] else "no NCCL"
     yield f"driver for CUDA {fact['cuda']}, {nccl}, arrays of {fact['library']}"
-
-
-def _parts(text: str) -> list[str]:
-    names, known = text.split(","), [part.name for part in PARTS]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the parts are {', '.join(known)}")
-    return names

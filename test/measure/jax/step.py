@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ringtrain.bench import peers, ringtrain_competitor
+from ringtrain.bench.arguments import some_of
 from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
@@ -45,7 +46,13 @@ class JaxStep:
     help = "a training step of JAX models, and JAX's own sharding, beside jax.distributed with gloo and mpi4jax"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--models", type=_models, default=",".join(MODELS), metavar="LIST", help="%(default)s")
+        parser.add_argument(
+            "--models",
+            type=some_of(MODELS, "models", False),
+            default=",".join(MODELS),
+            metavar="LIST",
+            help="%(default)s",
+        )
         parser.add_argument("--steps", type=int, default=3, metavar="N", help="in each timing (default: %(default)s)")
 
     def measure(self, session: Session) -> list[Row]:
@@ -170,11 +177,3 @@ def _subject(row: Row) -> str:
     inputs = "x".join(map(str, row.key["inputs"]))
     megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
     return f"{row.key['model']}: {row.key['tensors']} gradients, {megabytes}; {inputs} on each rank"
-
-
-def _models(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in MODELS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the models are {', '.join(MODELS)}")
-    return names
