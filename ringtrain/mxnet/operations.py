@@ -22,6 +22,7 @@ from ringtrain.engine.requirements import require_reducible, require_weighable
 from ringtrain.engine.submission import Reduction
 from ringtrain.mxnet.engine import push, require_dense, takes
 from ringtrain.mxnet.library import raises_mxnet_errors
+from ringtrain.ops import docstrings
 
 
 @raises_mxnet_errors
@@ -37,24 +38,9 @@ def allreduce(
     *,
     weight: float | None = None,
 ) -> NDArray:
-    """Reduce a tensor over the ranks. Mirrors `horovod.mxnet.allreduce`.
-
-    Args:
-        tensor: same shape and dtype on all ranks.
-        average: older spelling of `op`: True for Average, False for Sum.
-        name: what the ranks match it by, in any order; without one they match it by their order.
-        priority: what is ready at the same time is done in descending order of it.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result.
-        process_set: the ranks that take part, all of which call it.
-        op: Average (the default), Sum, Min, Max, Product or Adasum, as for `ringtrain.allreduce`.
-        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
-
-    Returns:
-        A new array of the same shape and dtype, bit for bit the same on all ranks.
+    """Reduce a tensor over the ranks, as `ringtrain.allreduce`. Mirrors `horovod.mxnet.allreduce`.
 
     Raises:
-        NotInitializedError: before init().
         ValueError: this rank is not in the process set, or an argument is out of its range.
         TypeError: no NDArray.
         RingtrainError: a rank is lost. Reading the result raises the error of this operation.
@@ -164,21 +150,12 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> NDArray:
-    """Give all ranks the tensor of one of them. Mirrors `horovod.mxnet.broadcast`.
-
-    Args:
-        tensor: same shape and dtype on all ranks.
-        root_rank: the sender, as a rank of the world.
-        name: what the ranks match it by, in any order; without one they match it by their order.
-        priority: what is ready at the same time is done in descending order of it.
-        process_set: the ranks that take part, all of which call it.
-
-    Returns:
-        A new array.
+    """Give all ranks the tensor of one of them, as `ringtrain.broadcast`. Mirrors `horovod.mxnet.broadcast`.
 
     Raises:
-        NotInitializedError, TypeError, RingtrainError: as `allreduce`.
         ValueError: this rank, or root_rank, is not in the process set.
+        TypeError: no NDArray.
+        RingtrainError: a rank is lost. Reading the result raises the error of this operation.
     """
     if not takes([tensor]):
         return ops.broadcast(tensor, root_rank, name, process_set, priority=priority)
@@ -216,9 +193,10 @@ def _lay_out(tensor: NDArray) -> None:
 def allgather(
     tensor: NDArray, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> NDArray:
-    """Join the tensors of all ranks along the first dimension, and wait. Mirrors `horovod.mxnet.allgather`.
+    """Join the tensors of all ranks, and wait, as `ringtrain.allgather`. Mirrors `horovod.mxnet.allgather`.
 
-    Args, errors: as `ringtrain.allgather`; `priority` is accepted.
+    Args:
+        priority: accepted.
     """
     require_dense([tensor])
     return ops.allgather(tensor, name, process_set)
@@ -244,15 +222,10 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send each rank some rows of the tensor, and wait. Mirrors `horovod.mxnet.alltoall`.
+    """Send each rank some rows of the tensor, and wait, as `ringtrain.alltoall`. Mirrors `horovod.mxnet.alltoall`.
 
     Args:
-        tensor: at least 1-d.
-        splits: how many rows for each rank; without them as many for each.
-        name, priority, process_set: as for `allgather`.
-
-    Returns:
-        The rows that came; with `splits` also how many came from each rank.
+        priority: accepted.
 
     Raises:
         ValueError: splits that do not add up to the rows, or rows that cannot be split evenly. It is an MXNetError,
@@ -274,9 +247,10 @@ def reducescatter(
     *,
     weight: float | None = None,
 ) -> NDArray:
-    """Reduce a tensor and give each rank some of its rows, and wait. Mirrors `horovod.mxnet.reducescatter`.
+    """Reduce a tensor, give each rank some of its rows, and wait, as `ringtrain.reducescatter`.
 
-    Args, errors: as `ringtrain.reducescatter`; `priority` is accepted.
+    Args:
+        priority: accepted.
     """
     _require_process_set("reducescatter", process_set)
     require_dense([tensor])
@@ -316,3 +290,7 @@ def synchronize(tensor: NDArray) -> NDArray:
     """Wait until an array is computed, and return it. Raises what its operation ended with."""
     tensor.wait_to_read()
     return tensor
+
+
+for _alone in (allreduce, broadcast, allgather, alltoall, reducescatter):
+    docstrings.complete({_alone.__name__: _alone}, vars(ops))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Iterator, Mapping
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 _LIKE = re.compile(r".*\b[Aa]s `(?:ringtrain\.)?(\w+)`")  # in the first line
@@ -31,7 +32,7 @@ def _completed(function: FunctionType, other: str, is_async: bool) -> Iterator[s
     about, own, _ = _parts(function.__doc__ or "")
     _, others, margin = _parts(other)  # which Python 3.13 has removed
     yield f"{about.rstrip()}\n"
-    code = function.__code__
+    code: CodeType = inspect.unwrap(function).__code__
     arguments = _entries(others.get("Args", "")) | _entries(own.get("Args", ""))
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     handle = f"{margin}    A Handle: `synchronize` waits for it, and returns the result.\n"
