@@ -56,12 +56,10 @@ SCRIPTS = {
     ("docs/arrays.md", 0): ("numpy", ""),
     ("docs/arrays.md", 1): ("numpy", ""),
     ("docs/jax.md", 0): ("optax", ""),
-    ("docs/migrating.md", 0): ("torch", ""),
-    ("docs/migrating.md", 4): ("mxnet", ""),
     ("docs/timeline.md", 0): ("tensorboard", ""),
 }
 # The import of PyTorch takes longer than these, which begin by the first line of README.md: they share two ranks.
-IN_RANKS_THAT_STAY = [("docs/index.md", 0), ("docs/pytorch.md", 0), ("docs/slow-links.md", 0), ("docs/migrating.md", 0)]
+IN_RANKS_THAT_STAY = [("docs/index.md", 0), ("docs/pytorch.md", 0), ("docs/slow-links.md", 0)]
 ranks_that_stay = example_ranks("torch")
 
 

@@ -78,9 +78,8 @@ def test_a_step_is_measured():
     assert "resnet18_v1: 62 gradients" in said and "gluon.Trainer, ringtrain's store" in said
 
 
-@pytest.mark.parametrize("page", ["migrating.md", "index.md"])
-def test_the_code_of_the_pages_runs(tmp_path, page):
-    text = (ROOT / "docs" / page).read_text()
+def test_the_code_of_the_first_page_runs(tmp_path):
+    text = (ROOT / "docs" / "index.md").read_text()
     (code,) = re.findall(r"^ *```python\n( *import mxnet as mx\n.*?)^ *```", text, re.DOTALL | re.MULTILINE)
     (tmp_path / "train.py").write_text(f"{textwrap.dedent(code)}print('weights', net.weight.data().asnumpy().sum())\n")
     first, second = re.findall(r"weights (.*)", ringrun(str(tmp_path / "train.py")))
