@@ -249,3 +249,14 @@ def _require_same(settings: list[dict[str, str]]) -> None:
                 f"rank {others[0]} has {settings[others[0]].get(name)}",
                 [rank for rank, one in enumerate(settings) if one != settings[0]],
             )
+
+
+def tournament(players: int) -> list[list[tuple[int, int]]]:
+    """Rounds of pairs: each two players meet once, and nobody plays twice in a round (the circle method)."""
+    seats = list(range(players + players % 2))
+    rounds = []
+    for _ in range(len(seats) - 1):
+        pairs = [sorted((seats[place], seats[-1 - place])) for place in range(len(seats) // 2)]
+        rounds.append([(one, other) for one, other in pairs if other < players])
+        seats.insert(1, seats.pop())
+    return rounds

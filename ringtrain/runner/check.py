@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import ringtrain._core as _core
 from ringtrain.job import gpus, libmpi
+from ringtrain.job.world import tournament
 from ringtrain.runner.hosts import Host, is_this_host, remote_shell
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import Launcher, Srun, find_srun, is_without_mpi
@@ -78,24 +79,13 @@ class Pair(NamedTuple):
     clock_offset_ms: float
 
 
-def rounds(size: int) -> list[list[tuple[int, int]]]:
-    """All pairs of `size` ranks, in rounds in which no rank is twice: a tournament, where one of the circle stays."""
-    circle = list(range(size + size % 2))
-    found = []
-    for _ in range(len(circle) - 1):
-        pairs = [sorted((circle[i], circle[-1 - i])) for i in range(len(circle) // 2)]
-        found.append([(first, second) for first, second in pairs if second < size])
-        circle.insert(1, circle.pop())
-    return found
-
-
 def measure_pairs() -> None:
     report = describe_host(initialize=True)
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     measured = []
-    for pairs in rounds(world.size):
+    for pairs in tournament(world.size):
         world.Barrier()
         for first, second in pairs:
             if world.rank == first:

@@ -12,6 +12,7 @@ import numpy as np
 from ringtrain import ops
 from ringtrain.engine.process_sets import ProcessSet, open_for_members
 from ringtrain.job import elastic_client, session
+from ringtrain.job.world import tournament
 
 Given = str | Sequence[Sequence[int]] | Callable[[], Sequence[Sequence[int]]]
 
@@ -118,13 +119,10 @@ def _of_similar_links(hosts: list[list[int]]) -> list[list[int]]:
 
 
 def _seconds_between(firsts: list[int]) -> Any:
-    """The seconds that a message of 128 KiB and its answer take between each two of these ranks, on all ranks.
-
-    In each round the pairs have no rank in common, as in a tournament.
-    """
+    """The seconds that a message of 128 KiB and its answer take between each two of these ranks, on all ranks."""
     own = firsts.index(session.rank()) if session.rank() in firsts else None
     seconds = np.zeros((len(firsts), len(firsts)))
-    for pairs in _tournament(len(firsts)):
+    for pairs in tournament(len(firsts)):
         ops.barrier()
         for one, other in pairs:
             if own in (one, other):
@@ -145,15 +143,3 @@ def _probe(peer: int, begins: bool) -> float:
             ops.send(message, peer)
         best = min(best, time.perf_counter() - begin)
     return best if begins else 0.0
-
-
-def _tournament(players: int) -> list[list[tuple[int, int]]]:
-    """Rounds of pairs: each two players meet once, and nobody plays twice in a round (the circle method)."""
-    seats = list(range(players + players % 2))
-    rounds = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        pairs = [tuple(sorted((seats[i], seats[-1 - i]))) for i in range(half)]
-        rounds.append([(one, other) for one, other in pairs if other < players])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-    return rounds

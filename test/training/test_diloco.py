@@ -11,8 +11,8 @@ import pytest
 import ringtrain as hvd
 from ringtrain import optim
 from ringtrain.engine.compression import Compression
+from ringtrain.job.world import tournament
 from ringtrain.training import difference_codes
-from ringtrain.training.islands import _tournament
 
 CODES = ("none", "fp16", "bf16", "int8", "int4")
 SHAPES = ((3, 40), (7,), (2, 5, 6), ())
@@ -289,7 +289,7 @@ def test_one_rank_of_an_island_saves_while_a_difference_is_under_way(saver):
 
 @pytest.mark.parametrize("players", range(1, 10))
 def test_in_a_tournament_each_two_players_meet_once(players):
-    rounds = _tournament(players)
+    rounds = tournament(players)
     assert sorted(pair for pairs in rounds for pair in pairs) == [
         (one, other) for one in range(players) for other in range(one + 1, players)
     ]
