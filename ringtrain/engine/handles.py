@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -275,6 +275,19 @@ def synchronize(handle: Pending[Result], *, timeout_s: float | None = None) -> R
         return wait()
     with time_limit(timeout_s, "synchronize"):
         return wait()
+
+
+def wait_for_all(handles: Iterable[Pending[Any]]) -> list[Any]:
+    """The results of all. Raises the first error, after all have ended, so that their names are free again."""
+    results, first_error = [], None
+    for handle in handles:
+        try:
+            results.append(handle.wait())
+        except Exception as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
+    return results
 
 
 def _not_a_handle(title: str, given: object) -> TypeError:

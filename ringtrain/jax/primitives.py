@@ -18,7 +18,7 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.engine.compression import Compression, QuantizingCompressor
-from ringtrain.engine.handles import Handle
+from ringtrain.engine.handles import Handle, wait_for_all
 from ringtrain.engine.process_sets import ProcessSet
 from ringtrain.engine.requirements import require_weight
 from ringtrain.engine.submission import Operation, Reduction, start
@@ -105,7 +105,7 @@ def _primitive(kind: OpKind, operation_of: _OperationOf, rows: _Rows | None = No
             is_last = place == len(arrays) - 1
             handles.append(start(operation, is_awaited=is_last))
         # With splits the result of an alltoall is a pair.
-        return [one[0] if isinstance(one, tuple) else one for one in wait_for(handles)]
+        return [one[0] if isinstance(one, tuple) else one for one in wait_for_all(handles)]
 
     def abstract(*operands: Any, names: Names, how: How) -> list[Any]:
         _note_trace()
@@ -126,19 +126,6 @@ def _note_trace() -> None:
 
 def _like(array: Any) -> jax.core.ShapedArray:
     return jax.core.ShapedArray(array.shape, array.dtype)
-
-
-def wait_for(handles: Sequence[Handle[Any]]) -> list[Any]:
-    """The results of all. Raises the first error, after all have ended, so that their names are free again."""
-    results, first_error = [], None
-    for handle in handles:
-        try:
-            results.append(handle.wait())
-        except Exception as error:
-            first_error = first_error or error
-    if first_error is not None:
-        raise first_error
-    return results
 
 
 def _reduction(how: How) -> Reduction:

@@ -17,9 +17,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, partial_eval
 
 from ringtrain import ops
-from ringtrain.engine.handles import Handle
+from ringtrain.engine.handles import Handle, wait_for_all
 from ringtrain.engine.process_sets import ProcessSet
-from ringtrain.jax.primitives import wait_for
 
 
 class Ends(NamedTuple):
@@ -58,7 +57,7 @@ def _exchange(*operands: Any, ends: Ends) -> list[Any]:
     if ends.dest is not None:
         values = [np.asarray(one) for one in sent]
         handles += [ops.send_async(one, ends.dest, ends.sendtag, ends.process_set) for one in values]
-    wait_for(handles)
+    wait_for_all(handles)
     return [jnp.asarray(one) for one in like]
 
 

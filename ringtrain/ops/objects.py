@@ -14,6 +14,7 @@ import numpy as np
 import ringtrain.ops as ops
 import ringtrain.pickling as pickling
 from ringtrain.arrays.adapter import adapter_for
+from ringtrain.engine.handles import wait_for_all
 from ringtrain.engine.process_sets import ProcessSet, global_process_set
 from ringtrain.job.session import rank as own_rank
 
@@ -202,7 +203,7 @@ def broadcast_arrays(arrays: Mapping[str, Any], root_rank: int, name: str, proce
         handles = [
             ops.broadcast_async_(array, root_rank, name=key, process_set=process_set) for key, array in arrays.items()
         ]
-    _wait_for_all(handles)
+    wait_for_all(handles)
 
 
 def _kinds_of(arrays: Mapping[str, Any]) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -239,18 +240,6 @@ def short_digest(content: bytes) -> int:
     import hashlib  # slow, and few ranks need it
 
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 2 or 1
-
-
-def _wait_for_all(handles: list[Any]) -> None:
-    """Raises the first error, after all have ended, so that their names are free again."""
-    first_error = None
-    for handle in handles:
-        try:
-            handle.wait()
-        except Exception as error:
-            first_error = first_error or error
-    if first_error is not None:
-        raise first_error
 
 
 def by_path(params: Any, caller: str) -> dict[str, Any]:
