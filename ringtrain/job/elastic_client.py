@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import socket
@@ -18,7 +17,9 @@ from ringtrain.errors import PeerLostError
 from ringtrain.job import sockets
 from ringtrain.job.host import addresses_of
 from ringtrain.job.rendezvous.columns import of_columns
-from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
+from ringtrain.job.rendezvous.conversation import Conversation
+from ringtrain.job.rendezvous.lasting import GivenUpError, GoneError, LastingConnection
+from ringtrain.job.rendezvous.protocol import StrangerError
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.server import Place, connect as connect_to
 from ringtrain.job.sockets import UnreachableError
@@ -28,13 +29,16 @@ from ringtrain.record.logger import logger
 if TYPE_CHECKING:
     from ringtrain.job.rendezvous.generations import Arrival
 
-# --- the connection, which stays from the first init() of a process to its end ----------------------------------------
+# --- the connection, which lasts from the first init() of a process to its end ----------------------------------------
 
 
-_SEND_S = 5.0
 _LOOK_S = 0.5
-# Longer than the rendezvous waits for this host: it is the end of this process, and not of one among many.
+# When the rendezvous has not answered for so long, this process connects again: until it can, or to its end.
 _SILENT_S = 3.0
+# A process that needs the rendezvous waits so long for it since it was heard last. As long as ssh waits for a host.
+_PATIENCE_S = 30.0
+# The last word of a process, which others would else have to guess, has so long to arrive.
+_FAREWELL_S = 5.0
 # How long the network may take to notice a loss by itself.
 _NETWORK_S = 0.2
 
@@ -80,33 +84,36 @@ class ElasticClient:
         on_lost: Callable[[str], None],
         on_awaited: Callable[[float], None],
     ):
-        self._incoming = connect_to(place, place.ports, secret, timeout_s)
-        self._incoming.notice_silence(_SILENT_S)
-        self._outgoing = self._incoming.twin()
+        self._talk = LastingConnection(connect_to(place, place.ports, secret, timeout_s), secret, _SILENT_S)
+        self._place = place
         self.secret = secret
         self._on_lost = on_lost
         self._on_awaited = on_awaited
         self._reporting = threading.Lock()
         self._report: threading.Timer | None = None
-        self.own_address = self._incoming.own_address()
+        self.own_address = self._talk.own_address()
         self._member = member
-        self._sending = threading.Lock()
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._has_news = False
         self._seconds_lost = 0.0
         self._has_told_of_commit = False
-        os.register_at_fork(after_in_child=self._close)  # else its death would not be noticed
-        threading.Thread(target=self._listen, name="ringtrain rendezvous client", daemon=True).start()
+        os.register_at_fork(after_in_child=self._talk.forget_in_child)  # else its death would not be noticed
+        self._listener = threading.Thread(target=self._listen, name="ringtrain rendezvous client", daemon=True)
+        self._listener.start()
 
     def come(self, arrival: Arrival) -> Seat:
         """Wait for the next generation.
 
         Raises:
             OverError: there is none any more.
-            RingtrainError: the job has failed, or its rendezvous is gone.
+            PeerLostError: the rendezvous is gone.
+            RingtrainError: the job has failed.
         """
-        self._send({"kind": "come", "member": self._member, "arrival": arrival})
+        said_in = None
         while True:
+            if said_in is not self._talk.conversation:
+                arrival = arrival._replace(has_state=self._has_told_of_commit)
+                said_in = self._send({"kind": "come", "member": self._member, "arrival": arrival})
             answer = self._answer()
             if answer["kind"] == "world":  # what else there is belongs to the generation before
                 return Seat(**{name: answer[name] for name in Seat._fields})
@@ -115,13 +122,13 @@ class ElasticClient:
         """Returns what all ranks of the generation say, by rank. Raises AgainError, and as `come`."""
         self._send({"kind": "say", "generation": generation, "value": value})
         answer = self._answer()
-        if answer["kind"] == "again":
+        if answer["kind"] in ("again", "anew"):
             raise AgainError
         return of_columns(answer["values"])
 
     def round_trip_s(self) -> float:
         """The shortest round trip to the rendezvous."""
-        return self._incoming.round_trip_s()
+        return self._talk.round_trip_s()
 
     def has_news(self) -> bool:
         """Whether processes wait for the next generation, or the hosts have changed. Any thread."""
@@ -146,7 +153,7 @@ class ElasticClient:
         """
         self._send({"kind": "ready", "generation": generation, "commits": commits, "is_asking": True})
         answer = self._answer()
-        if answer["kind"] == "again":
+        if answer["kind"] in ("again", "anew"):
             raise AgainError
         return int(answer["commits"])
 
@@ -158,59 +165,72 @@ class ElasticClient:
 
     def fail(self, text: str) -> None:
         """The script of this process ends of an exception."""
-        with contextlib.suppress(errors.RingtrainError):
-            self._send({"kind": "failed", "text": text})
+        self._say_at_last({"kind": "failed", "text": text})
 
     def done(self) -> None:
         """The script of this process has ended well."""
-        with contextlib.suppress(errors.RingtrainError):
-            self._send({"kind": "done"})
+        self._say_at_last({"kind": "done"})
 
-    def _send(self, message: dict[str, Any]) -> None:
-        try:
-            with self._sending:
-                self._outgoing.send(message, time.monotonic() + _SEND_S)
-        except OSError as error:
-            raise errors.RingtrainError(_gone(error)) from None
+    def _send(self, message: dict[str, Any]) -> Conversation:
+        return self._talk.send(message)
+
+    def _say_at_last(self, message: dict[str, Any]) -> None:
+        self._send(message)
+        end_s = time.monotonic() + _FAREWELL_S
+        while self._talk.broken_for_s() and self._listener.is_alive() and time.monotonic() < end_s:
+            time.sleep(_LOOK_S / 10)
 
     def _answer(self) -> dict[str, Any]:
         while True:
             try:
                 answer = self._answers.get(timeout=_LOOK_S)  # Ctrl-C interrupts it
             except queue.Empty:
+                if self._talk.broken_for_s() > _PATIENCE_S:
+                    raise PeerLostError(self._gone(f"it has not answered for {_PATIENCE_S:g} s")) from None
                 continue
             if answer["kind"] == "over":
                 raise OverError
+            if answer["kind"] == "gone":
+                self._answers.put(answer)  # for ever
+                raise PeerLostError(answer["text"])
             if answer["kind"] == "failed":
                 self._answers.put(answer)  # for ever
                 raise errors.RingtrainError(answer["text"])
             return answer
 
     def _listen(self) -> None:
-        try:
-            while True:
-                message = self._incoming.receive(MOST_BYTES, float("inf"))
-                kind = message["kind"]
-                if kind == "ping":
-                    self._send({"kind": "pong"})
-                elif kind == "beat":  # TCP tells the rendezvous whether it arrives, which is all that a beat is for
-                    continue
-                elif kind == "news":
-                    self._has_news = True
-                elif kind == "begun":
-                    self._seconds_lost = message["seconds_lost"]
-                elif kind == "awaited":
-                    self._on_awaited(message["seconds"])
-                elif kind == "lost":
-                    self._report_soon(message["text"])
-                else:
-                    if kind == "world":
-                        self._forget_lost()
-                        self._seconds_lost = message["seconds_lost"]
-                    self._has_news = self._has_news and kind != "world"
-                    self._answers.put(message)
-        except (OSError, StrangerError, errors.RingtrainError) as error:
-            self._answers.put({"kind": "failed", "text": _gone(error)})
+        while True:
+            try:
+                for message in self._talk.hear():
+                    self._take(message)
+            except GivenUpError:
+                self._answers.put({"kind": "anew"})
+                self._report_soon("this process was cut off from the rendezvous, which has given it up")
+            except (OSError, StrangerError) as error:
+                reason = "it has ended, or its host was started again" if isinstance(error, GoneError) else error
+                self._answers.put({"kind": "gone", "text": self._gone(reason)})
+                return
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "ping":
+            self._send({"kind": "pong"})
+        elif kind == "beat":  # TCP tells the rendezvous whether it arrives, which is all that a beat is for
+            pass
+        elif kind == "news":
+            self._has_news = True
+        elif kind == "begun":
+            self._seconds_lost = message["seconds_lost"]
+        elif kind == "awaited":
+            self._on_awaited(message["seconds"])
+        elif kind == "lost":
+            self._report_soon(message["text"])
+        else:
+            if kind == "world":
+                self._forget_lost()
+                self._seconds_lost = message["seconds_lost"]
+            self._has_news = self._has_news and kind != "world"
+            self._answers.put(message)
 
     def _report_soon(self, text: str) -> None:
         with self._reporting:
@@ -231,15 +251,8 @@ class ElasticClient:
                 self._report.cancel()
                 self._report = None
 
-    def _close(self) -> None:
-        """In a forked child."""
-        self._sending = threading.Lock()  # another thread may have held it
-        self._incoming.close()
-        self._outgoing.close()
-
-
-def _gone(error: object) -> str:
-    return f"the rendezvous of this job is gone, and with it its launcher: {error}"
+    def _gone(self, reason: object) -> str:
+        return f"the launcher of this job, whose rendezvous is at {self._place}, is gone: {reason}"
 
 
 # --- this process -----------------------------------------------------------------------------------------------------
@@ -266,7 +279,8 @@ def connect(
     Raises:
         ValueError: what an elastic job cannot do.
         RuntimeError: no rendezvous is named, or MPI has been initialised in this process.
-        StalledError, RingtrainError: the rendezvous cannot be reached; the job cannot go on, or not with this host.
+        StalledError, PeerLostError: the rendezvous cannot be reached, or not any more.
+        RingtrainError: the job cannot go on, or not with this host.
         SystemExit: the job has come to its end.
     """
     from ringtrain.job.rendezvous.generations import Arrival  # slow, and only elastic jobs need it

@@ -74,8 +74,9 @@ class ElasticServer:
         kind = message["kind"]
         if kind == "come":
             self._know(line, str(message["member"]))
-            host, pid, commits, patience_s, must_keep_state = message["arrival"]
-            arrival = Arrival(str(host), int(pid), int(commits), float(patience_s), bool(must_keep_state))
+            host, pid, commits, patience_s, must_keep_state, has_state = message["arrival"]
+            of_state = bool(must_keep_state), bool(has_state)
+            arrival = Arrival(str(host), int(pid), int(commits), float(patience_s), *of_state)
             self._do(self._generations.come(line.name, arrival, now_s))
         elif kind == "say":
             self._do(self._generations.say(line.name, message["generation"], message["value"], now_s))

@@ -67,6 +67,7 @@ class Arrival(NamedTuple):
     commits: int  # the more, the newer is its state
     patience_s: float  # how long it may stay away while all others wait, as long as it answers; 0: for ever
     must_keep_state: bool = False  # rather than begin anew, the job fails
+    has_state: bool = False  # `committed` was said before, perhaps to a member that was lost since
 
 
 class Formed(NamedTuple):
@@ -213,6 +214,7 @@ class Generations:
         if known is None:
             known = self._members[member] = _Member(arrival, next(self._numbers), now_s)
         known.arrival, known.heard_s, known.is_waiting, known.stuck_s = arrival, now_s, True, None
+        known.has_committed |= arrival.has_state
         self._note_away(member)
         if known.rank is not None:
             self._returned.add(member)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ringtrain.job.rendezvous.conversation import AWAY_S, Conversation, Conversations, is_counted, is_reset
 from ringtrain.job.rendezvous.protocol import (
     MOST_BYTES,
     MOST_BYTES_OF_A_RANK,
@@ -204,17 +205,25 @@ _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDO
 
 
 class Line:
-    """The connection of one process. Of the hub's thread."""
+    """The connection of one process, or one after the other. Of the hub's thread."""
 
     def __init__(self, sock: socket.socket, most_bytes: int):
         sock.setblocking(False)
         self.socket = sock
         self.name = ""  # what the listener calls its process
+        self.conversation: Conversation | None = None  # of a process that makes another connection after a reset
         self.send_error: OSError | None = None
         self.is_writing = False  # the hub watches whether more can be sent
         self.is_finished = False  # nothing else will be sent
         self._frames = Frames(most_bytes)
         self._unsent: deque[memoryview] = deque()  # a message to many lines is one object in all of these
+        self._unsent_bytes = 0
+
+    def move(self, other: Line) -> None:
+        """Goes on with the connection of `other`, which is new."""
+        self.socket, self._frames = other.socket, other._frames
+        self.send_error, self.is_writing = None, False
+        self._unsent.clear()
         self._unsent_bytes = 0
 
     def receive(self) -> list[dict[str, Any]]:
@@ -298,6 +307,7 @@ class Hub:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._is_closed = False
         self._packed: tuple[object, bytes] = (None, b"")  # the last message
+        self._conversations: Conversations[Line] = Conversations()
         self._listener = Listener(sock, secret, self._let_in)
         self._thread = threading.Thread(target=self._run, name="ringtrain hub", daemon=True)
 
@@ -329,10 +339,17 @@ class Hub:
         """
         if self._packed[0] is not message:
             self._packed = message, packed(message)
+        if line.conversation is not None and is_counted(message):
+            line.conversation.keep(self._packed[1])
+        self._send(line, self._packed[1])
+
+    def _send(self, line: Line, data: bytes) -> None:
+        if not line.is_open():  # what is kept is sent when the process is back
+            return
         try:
-            line.send(self._packed[1])
+            line.send(data)
         except OSError as error:
-            line.send_error = error
+            line.send_error = line.send_error or error
             with contextlib.suppress(OSError):
                 line.socket.shutdown(socket.SHUT_RDWR)  # which will be read as its end
         self._watch(line)
@@ -340,11 +357,15 @@ class Hub:
     def finish(self, line: Line) -> None:
         """Sends what is left, then tells the other side that this is all. That side closes the line."""
         line.is_finished = True
-        if not line.has_unsent():
+        if line.is_open() and not line.has_unsent():
             with contextlib.suppress(OSError):  # the receiver hears of its end
                 line.send_rest()
 
     def drop(self, line: Line) -> None:
+        self._conversations.forget(line)
+        self._cut(line)
+
+    def _cut(self, line: Line) -> None:
         if line.is_open():
             self._selector.unregister(line.socket)
             line.socket.close()
@@ -377,6 +398,10 @@ class Hub:
                 elif key.data.is_open():  # not dropped by one before it
                     self._serve(key.data, mask)
             if time.monotonic() >= due_s:
+                for line in self._conversations.overdue(time.monotonic()):
+                    self.drop(line)
+                    again = f"it has not made another one for {AWAY_S:g} s"
+                    self._receiver.lose(line, f"the network has broken its connection, and {again}")
                 self._receiver.tick()
                 due_s = time.monotonic() + self._tick_s
         self._run_calls()
@@ -398,11 +423,42 @@ class Hub:
                 self._watch(line)
             if mask & selectors.EVENT_READ:
                 for message in line.receive():
-                    if line.is_open():  # nothing is expected behind what has it dropped
-                        self._receiver.hear(line, message)
+                    if isinstance(message, dict) and "talk" in message:
+                        line = self._resume(line, message)
+                    elif line.is_open():  # nothing is expected behind what has it dropped
+                        self._hear(line, message)
         except (OSError, StrangerError, AttributeError, KeyError, TypeError, ValueError) as error:
-            self.drop(line)
-            self._receiver.lose(line, self._why_lost(line.send_error or error))
+            why = line.send_error or error
+            if self._conversations.is_awaited(line, why, time.monotonic()):
+                self._cut(line)
+            else:
+                self.drop(line)
+                self._receiver.lose(line, self._why_lost(why))
+
+    def _resume(self, new: Line, hello: dict[str, Any]) -> Line:
+        """Returns the line of the conversation that a new connection belongs to: see conversation.py."""
+        line = self._conversations.find(str(hello["talk"]), new, bool(hello["is_new"]))
+        if line is None:
+            self._send(new, packed({"heard": None}))
+            return new
+        line.conversation = line.conversation or Conversation()
+        lacking = line.conversation.lacking(int(hello["heard"]))
+        if line is not new:
+            self._cut(line)
+            line.move(new)
+            self._selector.modify(line.socket, selectors.EVENT_READ, line)
+            self._conversations.back(line)
+        self._send(line, b"".join([packed(line.conversation.tell()), *lacking]))
+        return line
+
+    def _hear(self, line: Line, message: Any) -> None:
+        if line.conversation is not None:
+            if isinstance(message, dict) and "heard" in message:
+                line.conversation.forget(int(message["heard"]))
+                return
+            if is_counted(message) and line.conversation.hear():
+                self._send(line, packed(line.conversation.tell()))
+        self._receiver.hear(line, message)
 
     def _why_lost(self, error: Exception) -> str:
         """The kernel of a host that is up says when a process has ended; a host that is not up says nothing."""
@@ -410,7 +466,7 @@ class Hub:
             return (
                 f"its host has not answered for {self._silent_s:g} s ({error.strerror}): look at its power and its link"
             )
-        if isinstance(error, ConnectionResetError | BrokenPipeError) and error.errno is not None:
+        if isinstance(error, BrokenPipeError) or is_reset(error):
             return "its process has ended"
         return str(error) or "it has sent an invalid message"
 

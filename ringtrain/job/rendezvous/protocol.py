@@ -26,7 +26,7 @@ from typing import Any
 
 from ringtrain._core import hmac_sha256, is_hmac_sha256
 
-_NAME, _VERSION = b"ringtrv", b"\x02"
+_NAME, _VERSION = b"ringtrv", b"\x03"
 _MAGIC = _NAME + _VERSION
 _NONCE, _PROOF = 16, 32
 _LENGTH = 8
@@ -81,7 +81,10 @@ class Connection:
         _require(self._read(_PROOF, deadline), secret, b"rank", said)
 
     def send(self, message: Any, deadline: float) -> None:
-        self._send(packed(message), deadline)
+        self.send_packed(packed(message), deadline)
+
+    def send_packed(self, data: bytes, deadline: float) -> None:
+        self._send(data, deadline)
 
     def receive(self, most_bytes: int, deadline: float) -> Any:
         """Raises StrangerError where it is not a message of at most so many bytes."""

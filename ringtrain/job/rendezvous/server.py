@@ -18,8 +18,9 @@ from ringtrain import errors
 from ringtrain.errors import list_of_ranks
 from ringtrain.job.rendezvous import claim as claims
 from ringtrain.job.rendezvous.columns import in_columns, of_columns
+from ringtrain.job.rendezvous.lasting import GivenUpError, LastingConnection
 from ringtrain.job.rendezvous.listener import ANSWER_S, Hub, Line, listen, plain
-from ringtrain.job.rendezvous.protocol import MOST_BYTES, Connection, StrangerError, VersionError
+from ringtrain.job.rendezvous.protocol import Connection, StrangerError, VersionError
 from ringtrain.record.logger import logger
 
 # --- the server -------------------------------------------------------------------------------------------------------
@@ -298,6 +299,8 @@ class Server:
 
 
 _PROOF_S = 5.0
+# A rank connects again when the host of the server has not answered for so long.
+_SILENT_S = 30.0
 # How often a rank that waits looks whether its launcher is still there.
 _PARENT_S = 1.0
 # How much longer than the server, which knows who is missing.
@@ -323,7 +326,7 @@ class Place(NamedTuple):
 class Member:
     """This rank at the rendezvous, until close(). One thread."""
 
-    def __init__(self, connection: Connection, rank: int, end: float):
+    def __init__(self, connection: LastingConnection, rank: int, end: float):
         self._connection = connection
         self._rank = rank
         self._end = end
@@ -343,15 +346,23 @@ class Member:
         """
         end = min(self._end, time.monotonic() + within_s)
         try:
-            self._connection.send({"value": value}, end)
-            while not self._has_come(end):
-                if os.getppid() != self._launcher:
-                    raise errors.PeerLostError(
-                        "the launcher has ended while this rank was in init(): another rank has failed; see its output"
-                    )
-                if time.monotonic() > end:
-                    raise errors.StalledError("init() got no answer from the rendezvous in time (start_timeout_s)")
-            answer = self._connection.receive(MOST_BYTES, end)
+            self._connection.send({"value": value})
+            answers: list[Any] = []
+            while not answers:
+                while not self._has_come(end):
+                    if os.getppid() != self._launcher:
+                        raise errors.PeerLostError(
+                            "the launcher has ended while this rank was in init(): another rank has failed; see its "
+                            "output"
+                        )
+                    if time.monotonic() > end:
+                        raise errors.StalledError("init() got no answer from the rendezvous in time (start_timeout_s)")
+                answers = self._connection.hear(end)
+            (answer,) = answers
+        except GivenUpError:
+            raise errors.PeerLostError(
+                "the network has kept this rank from the rendezvous for so long that the others have given it up"
+            ) from None
         except (OSError, StrangerError) as error:
             raise errors.PeerLostError(
                 f"the server of the rendezvous, rank 0 or the launcher, died while this rank was in init(): {error}"
@@ -372,7 +383,7 @@ class Member:
         try:
             _require_no_second(self._rank)
         except ValueError as error:  # the others get it as well
-            self._connection.send({"failed": str(error)}, time.monotonic() + _GRACE_S)
+            self._connection.send({"failed": str(error)})
             raise
 
     def round_trip_s(self) -> float:
@@ -381,8 +392,7 @@ class Member:
 
     def close(self) -> None:
         """All has been said."""
-        with contextlib.suppress(OSError):
-            self._connection.send(None, time.monotonic() + _GRACE_S)
+        self._connection.send(None)
         self._connection.close()
 
 
@@ -410,10 +420,10 @@ def meet(
     try:
         ports = place.ports if server is None else [server.port]
         place_s = timeout_s if place_timeout_s is None else place_timeout_s
-        connection = connect(place, ports, secret, place_s, look=lambda: _require_no_second(rank))
+        proven = connect(place, ports, secret, place_s, look=lambda: _require_no_second(rank))
+        connection = LastingConnection(proven, secret, _SILENT_S)
         try:
-            hello = Hello(job, rank, size, socket.gethostname(), os.getpid(), timeout_s, place.batch_job)
-            connection.send(hello, end)
+            connection.send(Hello(job, rank, size, socket.gethostname(), os.getpid(), timeout_s, place.batch_job))
             member = Member(connection, rank, end)
             yield member
             member.close()
