@@ -22,7 +22,7 @@ from ringtrain.engine.process_sets import (
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
 from ringtrain.job import elastic_client, gpus, job_file, launched_by, lifecycle, mpi, network
 from ringtrain.job.lifecycle import at_init as at_init, at_shutdown as at_shutdown
-from ringtrain.job.rendezvous import claim
+from ringtrain.job.rendezvous.server import leave as leave_place, stop_serving
 from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
 from ringtrain.record import flight_recorder, metrics
@@ -202,7 +202,13 @@ def _record_flights(world: World, settings: dict[str, str]) -> None:
         folder = os.path.join(folder, f"generation-{seat.generation}")
     flight_recorder.start(world.rank, folder, world.token, get_process_set_ids_and_ranks)
     if seat is None or folder:
-        report_failures_to(flight_recorder.on_failure)
+        report_failures_to(_note_failure)
+
+
+def _note_failure(error: BaseException) -> None:
+    if isinstance(error, _LOST):
+        stop_serving()
+    flight_recorder.on_failure(error)
 
 
 def _split_communicators(comm: Any, process_sets: Any) -> tuple[Any, Any]:
@@ -302,7 +308,7 @@ def shutdown() -> None:
         failure.limit_exit()
     failure.keep_exceptions()
     _world = _asked = None
-    claim.release()
+    leave_place()
     forget_process_sets()
 
 

@@ -49,7 +49,7 @@ class SimulatedHosts:
 
     def __init__(self, names: list[str], agent: Path, switch: str):
         self.names = names
-        self._switch = switch
+        self._agent, self._switch = agent, switch
         self.environment = {
             "PRTE_MCA_plm_ssh_agent": str(agent),
             "HYDRA_LAUNCHER": "ssh",
@@ -67,6 +67,10 @@ class SimulatedHosts:
         on_host = ["ip", "netns", "exec", name, "unshare", "--uts"]
         return [*on_host, "sh", "-c", 'hostname "$0" && exec "$@"', name, *command]
 
+    def alone(self, host: int) -> SimulatedHosts:
+        """This host alone."""
+        return SimulatedHosts([self.names[host]], self._agent, self._switch)
+
     def address(self, host: int) -> str:
         """Where the others reach the host of that index."""
         return _address(host)
@@ -78,6 +82,11 @@ class SimulatedHosts:
     def add_second_network(self) -> None:
         """Joins the hosts by their interfaces eth1, too."""
         _add_network(self._switch, self.names, 1)
+
+    def reset_connections(self, host: int, port: int) -> None:
+        """Reset the connections of the host to and from that port. Raises HostsUnavailable."""
+        either = f"sport = :{port} or dport = :{port}"
+        self.run_on(host, "ss", "-K", "-t", "state", "established", f"( {either} )")
 
     @contextlib.contextmanager
     def unplugged(self, host: int, network: int = 0) -> Iterator[None]:

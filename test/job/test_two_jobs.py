@@ -6,11 +6,14 @@ import contextlib
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.clocks import require_within
+from harness.hosts import SimulatedHosts, hosts_or_skip
 from harness.ringrun_job import wait_until
 from harness.socket_ranks import END_S, free_port, started
 
@@ -27,6 +30,12 @@ import os
 while not hvd.allreduce(np.array(float(os.path.exists(os.environ["END"]))), op=hvd.Sum):
     pass
 """
+HOLD_THE_RANK = """
+import time, ringtrain as hvd
+from ringtrain.job.rendezvous import server
+server.connect = lambda *place, **more: (print("claimed", flush=True), time.sleep(1000))
+hvd.init()
+"""
 SAME_RANK = "ValueError: two processes are rank {}: pid {} on .* and pid {} on .*another MASTER_PORT"
 
 
@@ -38,9 +47,9 @@ class Starter:
         self._folder = folder
         self.port = free_port()
 
-    def by_hand(self, rank: int, size: int = 2, *, program: str = SUM, adds: int = 1, **more: str) -> Any:
+    def by_hand(self, rank: int, size: int = 2, *, program: str = SUM, adds: int = 1, **more: Any) -> Any:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-        return self.process(program, adds, **place, **more)
+        return self.process(program, adds, **{**place, **more})
 
     def step(self, rank: int, job: int, step: int, adds: int) -> Any:
         """A task of srun; the ports where the tasks of a step meet follow from 16 x job + step."""
@@ -48,7 +57,7 @@ class Starter:
         of_step |= {"STEP_NUM_TASKS": 2, "STEP_NODELIST": "127.0.0.1", "STEP_TASKS_PER_NODE": "2"}
         return self.process(SUM, adds, **{f"SLURM_{name}": str(value) for name, value in of_step.items()})
 
-    def process(self, program: str, adds: int, **variables: str) -> Any:
+    def process(self, program: str, adds: int, on: tuple[SimulatedHosts, int] | None = None, **variables: str) -> Any:
         usual = {"RINGTRAIN_RENDEZVOUS": "", "RINGTRAIN_SIZE": "", "RINGTRAIN_RANK": "", "RINGTRAIN_SECRET_FILE": ""}
         usual |= {
             "RINGTRAIN_NETWORK": "sockets",
@@ -56,7 +65,8 @@ class Starter:
             "RINGTRAIN_START_TIMEOUT_S": "20",
         }
         program = f"import sys; sys.argv.append({adds})\n{program}"
-        ranks = self._stack.enter_context(started(program, 1, self._folder, **{**usual, **variables}))
+        hosts = None if on is None else on[0].alone(on[1])
+        ranks = self._stack.enter_context(started(program, 1, self._folder, hosts, **{**usual, **variables}))
         return ranks.processes[0]
 
 
@@ -183,3 +193,37 @@ def test_a_number_of_a_rank_that_is_none_is_refused(prefix: str, rank: str, size
     of_job = dict(zip(names, (rank, size), strict=True))
     with pytest.raises(ValueError, match=r"(is not a number|is not a rank)"):
         launched_by.detect({**of_job, "MASTER_ADDR": "h1", "MASTER_PORT": "29500"})
+
+
+def test_ranks_of_another_job_that_reach_a_running_one_from_another_host_are_refused(
+    starter: Starter, tmp_path: Path
+) -> None:
+    """The claims of a host know nothing of another one: rank 0 keeps its place while its job runs."""
+    told = tmp_path / "end"
+    with hosts_or_skip(2) as hosts:
+        there = {"MASTER_ADDR": hosts.names[0], "END": str(told)}
+        ranks = [starter.by_hand(r, program=SUM + TRAIN_UNTIL_TOLD, on=(hosts, r), **there) for r in range(2)]
+        for process in ranks:
+            assert process.stdout.readline() == "sum 2\n"
+        began_s = time.monotonic()
+        for rank, first in enumerate(ranks):
+            here, there_too = (f"host{one}" for one in (rank, 1 - rank))
+            second = starter.by_hand(rank, on=(hosts, 1 - rank), **there)
+            text = f"two processes are rank {rank}: pid {first.pid} on .*{here} and pid {second.pid} on .*{there_too}"
+            require(end(second, 1), text)
+        require(end(starter.by_hand(2, 3, on=(hosts, 1), **there), 1), "rank 2 of 3 .* to a running job of 2 ranks")
+        require_within(15, began_s)
+        told.touch()
+        for process in ranks:
+            end(process)
+
+
+def test_all_ranks_hear_of_a_rank_of_an_older_job_that_still_lives(starter: Starter) -> None:
+    old = starter.by_hand(1, program=HOLD_THE_RANK)
+    assert old.stdout.readline() == "claimed\n"
+    first = starter.by_hand(0)
+    wait_for_server(starter.port + 1)
+    second = starter.by_hand(1)
+    for process in (second, first):
+        require(end(process, 1), SAME_RANK.format(1, old.pid, second.pid))
+    old.kill()

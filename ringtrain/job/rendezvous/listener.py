@@ -69,6 +69,10 @@ class Listener:
         for _ in range(idle):
             self._waiting.put(None)
 
+    def forget_in_child(self) -> None:
+        """In a forked child."""
+        self._listener.close()
+
     def _accept(self) -> None:
         while True:
             self._strangers.acquire()  # within ANSWER_S one of them has gone, or is none any more
@@ -306,6 +310,7 @@ class Hub:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._is_closed = False
+        self.is_idle = False  # the receiver needs no ticks until it hears something; of the hub's thread
         self._packed: tuple[object, bytes] = (None, b"")  # the last message
         self._conversations: Conversations[Line] = Conversations()
         self._listener = Listener(sock, secret, self._let_in)
@@ -324,6 +329,12 @@ class Hub:
     def close_door(self) -> None:
         """Lets no process in any more. Any thread."""
         self._listener.close()
+
+    def forget_in_child(self) -> None:
+        """In a forked child, which has no thread of the hub: closes here what the parent has open."""
+        self._listener.forget_in_child()
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
 
     def call(self, function: Callable[[], object]) -> None:
         """Makes the hub's thread call it. Any thread."""
@@ -392,12 +403,12 @@ class Hub:
     def _run(self) -> None:
         due_s = time.monotonic()
         while not self._is_closed:
-            for key, mask in self._selector.select(max(0.0, due_s - time.monotonic())):
+            for key, mask in self._selector.select(None if self.is_idle else max(0.0, due_s - time.monotonic())):
                 if key.data is None:
                     self._run_calls()
                 elif key.data.is_open():  # not dropped by one before it
                     self._serve(key.data, mask)
-            if time.monotonic() >= due_s:
+            if not self.is_idle and time.monotonic() >= due_s:
                 for line in self._conversations.overdue(time.monotonic()):
                     self.drop(line)
                     again = f"it has not made another one for {AWAY_S:g} s"

@@ -157,9 +157,14 @@ class Server:
     """A thread of this process that serves all jobs whose ranks know the secret, until close().
 
     A rank costs one connection, so `ulimit -n` must be greater than the number of ranks by some dozens.
+
+    Args:
+        is_of_rank_0: the ranks that have met once are those of the place, and others are refused.
     """
 
-    def __init__(self, listener: socket.socket, secret: bytes):
+    def __init__(self, listener: socket.socket, secret: bytes, *, is_of_rank_0: bool = False):
+        self._is_of_rank_0 = is_of_rank_0
+        self._known: dict[int, Hello] = {}  # of these, by rank
         self._rooms: dict[str, _Room] = {}
         self._ranks: dict[Line, _Rank] = {}
         self._leaving: dict[Line, float] = {}  # that have got an error, and when they are cut
@@ -167,6 +172,7 @@ class Server:
         self._is_closing = False
         self._has_sent, self._is_empty = threading.Event(), threading.Event()
         self._hub = Hub(listener, secret, self, silent_s=0, tick_s=_TICK_S)
+        self._hub.is_idle = True
         self.port = self._hub.port
         self._hub.start()
 
@@ -181,6 +187,16 @@ class Server:
         self._has_sent.wait(ANSWER_S)  # the answers to others, which may be on their way when this process has its own
         if answer_s:
             self._is_empty.wait(answer_s)
+
+    def settle(self) -> None:
+        """Waits until the answers have been sent that may be on their way when this process has its own."""
+        has_sent = threading.Event()
+        self._hub.call(has_sent.set)
+        has_sent.wait(ANSWER_S)
+
+    def forget_in_child(self) -> None:
+        """In a forked child, which would keep the port: closes it here."""
+        self._hub.forget_in_child()
 
     def fail(self, text: str) -> None:
         """From now on all that wait, and all that come, get a PeerLostError with this text. Any thread."""
@@ -198,8 +214,10 @@ class Server:
             if stalled is not None:
                 self._fail(job, room, stalled)
         self._end_if_empty()
+        self._hub.is_idle = not (self._ranks or self._leaving)
 
     def hear(self, line: Line, message: Any) -> None:
+        self._hub.is_idle = False
         one = self._ranks.get(line)
         if line in self._leaving:
             return
@@ -223,6 +241,10 @@ class Server:
 
     def _enter(self, line: Line, hello: Hello) -> None:
         end_s = time.monotonic() + hello.timeout_s if hello.timeout_s > 0 else float("inf")
+        if stranger := self._stranger(hello):
+            logger.warning(f"a process was refused: {stranger}")
+            self._answer(line, _Failed("ValueError", stranger))
+            return
         room = self._room_for(hello)
         one, is_told = _Rank(hello, line, room, end_s), room.failed is not None or bool(room.ranks)
         try:
@@ -235,6 +257,15 @@ class Server:
                     self._rooms[hello.job] = room
             return
         self._ranks[line] = one
+
+    def _stranger(self, hello: Hello) -> str:
+        """Returns why the process is none of those that have met here before; "" if it may be."""
+        known = self._known.get(hello.rank)
+        if not self._known or (known is not None and (known.host, known.pid) == (hello.host, hello.pid)):
+            return ""
+        if known is None or known.size != hello.size:
+            return f"{_named(hello)} came to a running job of {len(self._known)} ranks. {_REMEDY}"
+        return _two_processes(hello.rank, known.pid, known.host, hello.pid, hello.host)
 
     def _room_for(self, hello: Hello) -> _Room:
         """A room that is over for this rank belongs to an init() that is over, or almost."""
@@ -255,6 +286,8 @@ class Server:
 
     def _finish(self, one: _Rank) -> None:
         """The rank has said that it is done."""
+        if self._is_of_rank_0 and not self._known:
+            self._known = {rank: known.hello for rank, known in one.room.ranks.items()}
         one.room.finished.add(one.hello.rank)
         self._forget(one.hello.job, one.room)
         del self._ranks[one.line]
@@ -307,6 +340,8 @@ _PARENT_S = 1.0
 _GRACE_S = 5.0
 # Rank 0, which serves, gives the others so long to get the reason of an error before it ends. A stopped one gets none.
 _ANSWER_AFTER_AN_ERROR_S = 1.0
+# A rank that cannot be one looks so long for others to tell them.
+_TELL_S = 1.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KINDS = {"StalledError": errors.StalledError, "PeerLostError": errors.PeerLostError, "ValueError": ValueError}
 
@@ -412,35 +447,70 @@ def meet(
         StalledError: no server there knows the secret.
     """
     end = time.monotonic() + timeout_s + _GRACE_S if timeout_s > 0 else float("inf")
+    hello = Hello(job, rank, size, socket.gethostname(), os.getpid(), timeout_s, place.batch_job)
     first_pid = claims.claim(str(place), secret, rank, size)
     if first_pid is not None:
-        raise _second_process(rank, first_pid, os.getpid())
+        second = _second_process(rank, first_pid, os.getpid())
+        _tell(place, secret, hello, second)
+        raise second
     server = _serve(place, secret) if rank == 0 else None
-    answer_s = _ANSWER_AFTER_AN_ERROR_S
     try:
         ports = place.ports if server is None else [server.port]
         place_s = timeout_s if place_timeout_s is None else place_timeout_s
         proven = connect(place, ports, secret, place_s, look=lambda: _require_no_second(rank))
         connection = LastingConnection(proven, secret, _SILENT_S)
         try:
-            connection.send(Hello(job, rank, size, socket.gethostname(), os.getpid(), timeout_s, place.batch_job))
+            connection.send(hello)
             member = Member(connection, rank, end)
             yield member
             member.close()
-            answer_s = 0.0
         finally:
             connection.close()
     except BaseException:
-        claims.release()
+        leave(_ANSWER_AFTER_AN_ERROR_S)
         raise
-    finally:
-        if server is not None:
-            server.close(answer_s)
+    if server is not None:
+        server.settle()
+
+
+_servers: dict[tuple[str, bytes], Server] = {}  # of this process as rank 0, by place and secret
+
+
+def leave(answer_s: float = 0.0) -> None:
+    """Gives up all places of this process. `answer_s` as of `Server.close`."""
+    claims.release()
+    stop_serving(answer_s)
+
+
+def stop_serving(answer_s: float = 0.0) -> None:
+    """Refuses no more processes: the job of this one has failed, and they may be ranks of the next one."""
+    while _servers:
+        _servers.popitem()[1].close(answer_s)
+
+
+def _forget_in_child() -> None:
+    while _servers:
+        _servers.popitem()[1].forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _second_process(rank: int, first_pid: int, second_pid: int) -> ValueError:
     host = socket.gethostname()
     return ValueError(_two_processes(rank, first_pid, host, second_pid, host))
+
+
+def _tell(place: Place, secret: bytes, hello: Hello, error: ValueError) -> None:
+    """Lets ranks that wait for this one hear why it does not come. Those of a job that has begun hear nothing."""
+    with contextlib.suppress(errors.RingtrainError, OSError, StrangerError):
+        connection = connect(place, place.ports, secret, _TELL_S)
+        try:
+            connection.send(hello, time.monotonic() + _TELL_S)
+            connection.send({"failed": str(error)}, time.monotonic() + _TELL_S)
+            connection.has_come(_TELL_S)
+        finally:
+            connection.close()
 
 
 def _require_no_second(rank: int) -> None:
@@ -451,8 +521,14 @@ def _require_no_second(rank: int) -> None:
 
 
 def _serve(place: Place, secret: bytes) -> Server | None:
-    listener = listen(place.host, place.ports)
-    return None if listener is None else Server(listener, secret)
+    """Returns the server of this process there, until `leave`: it refuses ranks of other jobs while this one runs."""
+    key = str(place), secret
+    if key not in _servers:
+        listener = listen(place.host, place.ports)
+        if listener is None:
+            return None
+        _servers[key] = Server(listener, secret, is_of_rank_0=True)
+    return _servers[key]
 
 
 def connect(
