@@ -83,7 +83,7 @@ def _listen_on(hosts: SimulatedHosts) -> socket.socket:
 
 
 class Job:
-    """The rendezvous, and the processes that were started for it, on the hosts in turn."""
+    """The rendezvous on the first host, and the processes that were started for it, on those of ON_HOSTS in turn."""
 
     def __init__(
         self,
@@ -135,7 +135,8 @@ class Job:
             return Process(number, self._forks.start(self._program, environment, output), output)
         command = [sys.executable, *self._program]
         if self._hosts is not None:
-            command = self._hosts.command_on(number % len(self._hosts.names), command)
+            places = [int(one) for one in environment.pop("ON_HOSTS", "").split()] or range(len(self._hosts.names))
+            command = self._hosts.command_on(places[number % len(places)], command)
         with output.open("wb") as file:
             popen = subprocess.Popen(
                 command,

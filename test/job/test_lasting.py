@@ -10,10 +10,13 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.hosts import hosts_or_skip
 from harness.ringrun_job import wait_until
+from harness.socket_ranks import free_port, started
 
 from ringtrain.job.rendezvous import conversation
 from ringtrain.job.rendezvous.conversation import Conversation
@@ -195,3 +198,24 @@ def test_a_server_that_has_ended_is_gone_at_once(desk: Desk) -> None:
     for one in (connection, other):  # a closed connection, and one that its host refuses
         with pytest.raises(GoneError):
             one.hear(time.monotonic() + END_S)
+
+
+INIT = """
+import os, time, ringtrain as hvd
+while os.environ["RINGTRAIN_RANK"] == "2" and not os.path.exists(os.environ["GO"]):
+    time.sleep(0.01)
+hvd.init()
+print("ranks", hvd.allreduce(1.0, op=hvd.Sum), flush=True)
+"""
+
+
+def test_ranks_that_wait_in_init_survive_resets_of_their_connections(tmp_path: Path) -> None:
+    go, port = tmp_path / "go", free_port()
+    with hosts_or_skip(2) as hosts:
+        place = f"{hosts.names[0]}:{port}"
+        with started(INIT, 3, tmp_path, hosts, GO=str(go), RINGTRAIN_RENDEZVOUS=place) as ranks:
+            for number in range(6):
+                time.sleep(0.7)
+                hosts.reset_connections(number % 2, port)
+            go.touch()
+            assert ranks.outputs() == ["ranks 3.0\n"] * 3

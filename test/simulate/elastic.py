@@ -1,21 +1,27 @@
-"""The world of elastic jobs: the real starter, fleet, rendezvous server and generations, while processes are killed and
-stopped, hosts vanish and come back, and the discovery of hosts changes its mind.
+"""The world of elastic jobs: the real starter, fleet, rendezvous server, generations and conversations.
+
+Meanwhile processes are killed and stopped, connections are reset, hosts vanish and come back, links to the rendezvous
+fail, its host is lost, and the discovery of hosts changes its mind.
 
 Simulated are the processes (what `elastic_client` and `elastic.run` say to the rendezvous, and a training whose step
 needs all ranks), the agents that start them, and the lines between all of these.
 
-Rules. Only the newest generation trains, with the newest state of all living processes. A job without faults completes.
-After the faults are over the job ends: with code 0, and then the training is complete, or with a reason.
+Rules. Only the newest generation trains, with the newest state of all living processes, and that is lost with these
+alone; those that the rendezvous has given up may train on until they reach it again. A job without faults completes. A
+job whose connections are reset completes, and loses no process. After other faults are over the job ends: with code 0,
+and then the training is complete, or with a reason. Without its launcher, each process ends.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ringtrain.job.rendezvous import elastic_server
+from ringtrain.job.rendezvous.conversation import Conversation, Conversations, is_counted
 from ringtrain.job.rendezvous.elastic_server import ElasticServer
-from ringtrain.job.rendezvous.generations import Arrival, Limits
+from ringtrain.job.rendezvous.generations import Arrival, Left, Limits, StateLost
 from ringtrain.runner.hosts import Host
 from ringtrain.runner.start import elastic_starter, starter
 from ringtrain.runner.start.elastic_starter import ElasticStarter, Fleet
@@ -27,29 +33,35 @@ _TIMEOUT_S = 90.0  # --elastic-timeout
 _GRACE_S = 3.0
 _SSH_NOTICES_S = 3.0
 _ROUNDS_OF_INIT = 2
+_PATIENCE_S = 30.0  # of a process that needs a rendezvous which does not answer
+_FAREWELL_S = 5.0
+_ALONE_S = 150.0  # until all processes without a launcher have ended
+
+
+class _LauncherLost(BaseException):
+    """Unwinds the starter when its host is lost."""
 
 
 class _Line:
-    """The connection of a process to the rendezvous, in order both ways."""
+    """A process as the rendezvous knows it."""
 
     def __init__(self, process: _Process):
         self.process = process
         self.name = ""
         self.is_open = True
-        self._last_s = {True: 0.0, False: 0.0}
-
-    def arrival_s(self, story: Story, is_to_server: bool, delay_s: float) -> float:
-        last = max(story.now + delay_s, self._last_s[is_to_server])
-        self._last_s[is_to_server] = last
-        return last
+        self.wire = -1  # the number of its connection; -1: it has none
+        self.conversation = Conversation()
 
 
 class _Hub:
-    """In the place of Hub: one for each world."""
+    """In the place of Hub: one for each world. A connection is a number, and has messages in order both ways."""
 
     def __init__(self, world: _World, listener: Any, tick_s: float):
         self.port = 1
         self._world, self._listener, self._tick_s = world, listener, tick_s
+        self._conversations: Conversations[_Line] = Conversations()
+        self._lines: dict[int, _Line] = {}  # by connection
+        self._last_s: dict[tuple[int, bool], float] = {}
         world.hub = self
 
     def start(self) -> None:
@@ -59,39 +71,91 @@ class _Hub:
         self._world.story.after(self._world.short(), function)
 
     def send(self, line: _Line, message: dict[str, Any]) -> None:
-        story, process = self._world.story, line.process
         if not line.is_open:
             return
         if message["kind"] != "beat":
-            story.trace("server", f"tells {process.name} {message}")
-        at = line.arrival_s(story, False, self._world.delay_to(process))
-        story.at(at, lambda: process.hear(line, message))
+            self._world.story.trace("server", f"tells {line.process.name} {message}")
+        if is_counted(message):
+            line.conversation.keep(message)  # type: ignore[arg-type]
+        self._carry(line, message)
 
     def drop(self, line: _Line) -> None:
         if line.is_open:
             line.is_open = False
-            self._world.story.after(self._world.delay_to(line.process), lambda: line.process.cut(line))
+            self._conversations.forget(line)
+            process, wire = line.process, line.wire
+            self._world.story.after(self._world.delay_to(process), lambda: process.cut(wire))
 
     # Of the simulated processes.
 
-    def receive(self, line: _Line, message: dict[str, Any]) -> None:
-        story = self._world.story
-        at = line.arrival_s(story, True, self._world.delay_to(line.process))
+    def dial(self, process: _Process, wire: int, hello: dict[str, Any]) -> None:
+        def greet() -> None:
+            line = self._conversations.find(hello["talk"], _Line(process), hello["is_new"])
+            if line is None:
+                self._world.story.after(self._world.delay_to(process), lambda: process.hear(wire, {"heard": None}))
+                return
+            lacking = self._world.lacking(line.conversation, hello["heard"])
+            line.wire, self._lines[wire] = wire, line
+            self._conversations.back(line)
+            for message in (line.conversation.tell(), *lacking):
+                self._carry(line, message)
 
+        self._at(process, wire, True, greet)
+
+    def receive(self, process: _Process, wire: int, message: dict[str, Any]) -> None:
         def hear() -> None:
-            if line.is_open:
-                if message["kind"] != "pong":
-                    story.trace(line.process.name, f"says {message}")
-                self._listener.hear(line, message)
+            line = self._lines.get(wire)
+            if line is None or not line.is_open or line.wire != wire:
+                return
+            if "heard" in message:
+                self._world.lacking(line.conversation, message["heard"])
+                return
+            if is_counted(message) and line.conversation.hear():
+                self._carry(line, line.conversation.tell())
+            if message["kind"] != "pong":
+                self._world.story.trace(process.name, f"says {message}")
+            self._listener.hear(line, message)
 
-        story.at(at, hear)
+        self._at(process, wire, True, hear)
 
-    def lose(self, line: _Line, text: str) -> None:
-        if line.is_open:
-            line.is_open = False
-            self._listener.lose(line, text)
+    def broken(self, process: _Process, wire: int, error: OSError, seconds: float | None = None) -> None:
+        """The kernel says so after these seconds, or behind what has been said."""
+
+        def lose() -> None:
+            line = self._lines.get(wire)
+            if line is None or not line.is_open or line.wire != wire:
+                return
+            line.wire = -1
+            if not self._conversations.is_awaited(line, error, self._world.story.now):
+                self._lose(line, str(error))
+
+        if seconds is None:
+            self._at(process, wire, True, lose)
+        else:
+            self._world.story.after(seconds, lose)
+
+    def _carry(self, line: _Line, message: Any) -> None:
+        process, wire = line.process, line.wire
+        if wire >= 0:
+            self._at(process, wire, False, lambda: process.hear(wire, message))
+
+    def _at(self, process: _Process, wire: int, is_to_server: bool, action: Callable[[], None]) -> None:
+        """A message that is under way when its connection breaks or the host is lost does not arrive."""
+        story = self._world.story
+        at = max(story.now + self._world.delay_to(process), self._last_s.get((wire, is_to_server), 0.0))
+        self._last_s[wire, is_to_server] = at
+        story.at(at, lambda: None if wire in self._world.broken_wires or self._world.is_launcher_lost else action())
+
+    def _lose(self, line: _Line, text: str) -> None:
+        line.is_open = False
+        self._conversations.forget(line)
+        self._listener.lose(line, text)
 
     def _tick(self) -> None:
+        if self._world.is_launcher_lost:
+            return
+        for line in self._conversations.overdue(self._world.story.now):
+            self._lose(line, "its connection was reset")
         self._listener.tick()
         self._world.story.after(self._tick_s, self._tick)
 
@@ -106,6 +170,10 @@ class _Mail:
         self._news: list[Any] = []
 
     def put(self, news: Any) -> None:
+        if isinstance(news, StateLost):
+            self._world.check_loss(news)
+        elif isinstance(news, Left):
+            self._world.check_left(news)
         self._news.append(news)
         self._world.wake_starter(self._world.read_mail)
 
@@ -137,7 +205,9 @@ class _Loop:
     def wait(self, longest_s: float, also: object = None) -> None:
         story = self._world.story
         self._is_woken = False
-        story.run_until(story.now + longest_s, lambda: self._is_woken)
+        story.run_until(story.now + longest_s, lambda: self._is_woken or self._world.is_launcher_lost)
+        if self._world.is_launcher_lost:
+            raise _LauncherLost
         if story.now > _END_S:
             raise TimeIsUp
 
@@ -212,7 +282,7 @@ class _Agent:
         report = {"ended": [process.number, code]}
 
         def tell() -> None:
-            if self.is_open and self.is_watched:
+            if self.is_open and self.is_watched and not self._world.is_launcher_lost:
                 self._world.story.trace(f"agent {self.host}", f"reports {report}")
                 self._world.on_report(self, report)
                 self._world.loop.wake()
@@ -284,7 +354,14 @@ class _Process:
         self.is_told_to_end = False
         self.has_heard_of_a_loss = False
         self._world, self._agent = world, agent
-        self._line = _Line(self)
+        self._token = 0
+        self._talk = Conversation()
+        self._is_known = False  # to the server, in this conversation
+        self._wire = -1  # the number of its connection
+        self._is_connected = False  # to the server, which has said so
+        self._broken_s = float("inf")  # since when it has no connection
+        self._unreachable_until = 0.0
+        self.is_given_up = False  # perhaps, until it gets its next place
         self._has_news = False
         self._is_cut = False
         self._is_asking = False  # whether its generation has the state
@@ -294,7 +371,7 @@ class _Process:
         if self.is_alive:
             world.story.trace(self.name, "starts")
             slow = world.random.random() < world.slow_starts
-            self._after(world.random.uniform(5, 14) if slow else world.random.uniform(0.2, 1.5), self._come)
+            self._after(world.random.uniform(5, 14) if slow else world.random.uniform(0.2, 1.5), self._begin)
 
     # --- what happens to it -------------------------------------------------------------------------------------------
 
@@ -318,22 +395,109 @@ class _Process:
         if not self.is_alive:
             return
         self.is_alive = False
-        story, line, training = self._world.story, self._line, self._training
+        story, training = self._world.story, self._training
         story.trace(self.name, "vanishes")
-        story.after(self._world.random.uniform(1.0, 1.5), lambda: self._world.hub.lose(line, "its host is silent"))
+        self._go_silent()
         if training is not None:
             story.after(self._world.random.uniform(1.0, 3.0), lambda: training.leave(self))
 
-    def hear(self, line: _Line, message: dict[str, Any]) -> None:
-        if line is self._line and self.is_alive:
-            self._after(0.0, lambda: self._take(message))
+    def _go_silent(self) -> None:
+        self._world.broken_wires.add(self._wire)
+        self.is_given_up = True
+        silent = TimeoutError("its host is silent")
+        self._world.hub.broken(self, self._wire, silent, self._world.random.uniform(1.0, 1.5))
 
-    def cut(self, line: _Line) -> None:
+    def reset(self) -> None:
+        """The network resets its connection, which both sides hear of, or this one a second later."""
+        if self.is_alive and self._wire >= 0:
+            self._world.story.trace(self.name, "its connection is reset")
+            world, wire = self._world, self._wire
+            world.broken_wires.add(wire)
+            world.hub.broken(self, wire, ConnectionResetError(errno.ECONNRESET, "reset"), world.short())
+            late = world.random.random() < 0.3
+            self._after(world.random.uniform(1.0, 1.5) if late else world.short(), lambda: self._notice(wire))
+
+    def lose_link(self, seconds: float) -> None:
+        """The link between this process and the rendezvous is gone for so long."""
+        if self.is_alive and self._wire >= 0:
+            self._world.story.trace(self.name, f"cannot reach the rendezvous for {seconds:.3f} s")
+            wire = self._wire
+            self._unreachable_until = max(self._unreachable_until, self._world.story.now + seconds)
+            self._go_silent()
+            self._after(self._world.random.uniform(1.0, 3.0), lambda: self._notice(wire))
+
+    def lose_launcher(self) -> None:
+        wire = self._wire
+        self._unreachable_until = float("inf")
+        self._after(self._world.random.uniform(1.0, 3.0), lambda: self._notice(wire))
+
+    def hear(self, wire: int, message: dict[str, Any]) -> None:
+        def take() -> None:
+            if wire == self._wire:
+                self._take_from_wire(message)
+
+        if self.is_alive:
+            self._after(0.0, take)
+
+    def cut(self, wire: int) -> None:
         """The rendezvous has closed its connection: it cannot go on when it next waits for an answer."""
-        if line is self._line:
+        if wire == self._wire:
             self._is_cut = True
             if self.phase in ("waiting", "init", "asking"):
                 self._after(0.0, lambda: self._end(1))
+
+    def _notice(self, wire: int) -> None:
+        """This process knows that its connection is broken."""
+        if wire != self._wire:
+            return
+        self._is_connected, self._wire = False, -1
+        self._broken_s = min(self._broken_s, self._world.story.now)
+        self._dial()
+
+    def _dial(self) -> None:
+        if self._is_connected or self._is_cut:
+            return
+        if self._unreachable_until > self._world.story.now:
+            self._lose_patience()
+            self._after(min(0.5, self._unreachable_until - self._world.story.now) + 1e-3, self._dial)
+            return
+        self._wire = self._world.new_wire()
+        self._greet()
+
+    def _greet(self) -> None:
+        hello = {"talk": f"{self.name} {self._token}", "heard": self._talk.heard, "is_new": not self._is_known}
+        self._world.hub.dial(self, self._wire, hello)
+
+    def _lose_patience(self) -> None:
+        is_over = self._world.story.now - self._broken_s > _PATIENCE_S
+        if is_over and self.phase in ("waiting", "init", "asking"):
+            self._end(1)
+
+    def _take_from_wire(self, message: dict[str, Any]) -> None:
+        if "heard" not in message:
+            if is_counted(message) and self._talk.hear():
+                self._world.hub.receive(self, self._wire, self._talk.tell())
+            self._take(message)
+        elif message["heard"] is None:
+            self._begin_conversation()
+            if self.phase == "waiting":
+                self._come()
+            elif self.phase in ("init", "asking"):
+                self._begin_again("given up")
+            else:
+                self.fail_in(self.generation)
+        elif self._is_connected:
+            self._world.lacking(self._talk, message["heard"])
+        else:
+            self._is_known = self._is_connected = True
+            self._broken_s = float("inf")
+            for lacking in self._world.lacking(self._talk, message["heard"]):
+                self._world.hub.receive(self, self._wire, lacking)
+
+    def _begin_conversation(self) -> None:
+        self._token += 1
+        self._talk, self._is_known = Conversation(), False
+        self._greet()
 
     def fail_in(self, generation: int) -> None:
         """Another rank of this generation has left: an operation that waits for it fails, or the next one."""
@@ -381,7 +545,16 @@ class _Process:
                 act()
 
     def _say(self, message: dict[str, Any]) -> None:
-        self._world.hub.receive(self._line, message)
+        if is_counted(message):
+            self._talk.keep(message)  # type: ignore[arg-type]
+        if self._is_connected:
+            self._world.hub.receive(self, self._wire, message)
+
+    def _begin(self) -> None:
+        self._broken_s = self._world.story.now
+        self._unreachable_until = float("inf") if self._world.is_launcher_lost else 0.0
+        self._dial()
+        self._come()
 
     def _come(self) -> None:
         world = self._world
@@ -389,7 +562,8 @@ class _Process:
             self._end(1)
             return
         self.phase, self._training, self.goes_on = "waiting", None, None
-        arrival = Arrival(self.host, self.number, self.commits, world.patience_s, world.must_keep_state)
+        of_state = world.must_keep_state, self._has_told_of_commit
+        arrival = Arrival(self.host, self.number, self.commits, world.patience_s, *of_state)
         self._say({"kind": "come", "member": self.name, "arrival": list(arrival)})
 
     def _begin_again(self, reason: str) -> None:
@@ -429,6 +603,7 @@ class _Process:
                 f"{self.name} gets a place in generation {world['generation']} while it is {self.phase}"
             )
         self.generation, self._has_news, self.has_heard_of_a_loss = world["generation"], False, False
+        self.is_given_up = False
         self._world.newest_generation = max(self._world.newest_generation, self.generation)
         self._is_asking = bool(world["may_have_lost_state"])
         self._training = self._world.training(self.generation, world["size"])
@@ -513,16 +688,21 @@ class _Process:
         self.phase = "done"
         self._world.has_completed = True
         self._say({"kind": "done"})
-        self._after(self._world.random.uniform(0.01, 0.5), lambda: self._end(0))
+        self._after(self._world.random.uniform(0.01, 0.5), self._end_well)
+
+    def _end_well(self) -> None:
+        """Gives its last word some time."""
+        if not self._is_connected and self._world.story.now - self._broken_s < _FAREWELL_S:
+            self._after(0.05, self._end_well)
+        else:
+            self._end(0)
 
     def _end(self, code: int) -> None:
         if not self.is_alive:
             return
         self.is_alive = False
         self._world.story.trace(self.name, f"ends with code {code}")
-        story, line = self._world.story, self._line
-        at = line.arrival_s(story, True, self._world.delay_to(self))  # behind what it has said
-        story.at(at, lambda: self._world.hub.lose(line, "its process has ended"))
+        self._world.hub.broken(self, self._wire, ConnectionResetError("its process has ended"))
         if self._training is not None and self.phase != "done":
             self._training.leave(self)
         if self._agent is not None:
@@ -563,6 +743,10 @@ class _World:
         self._cooldown_s = random.choice([None, (2.0, 10.0)])
         self._reset_limit = random.choice([None, None, 20])
         self._cut_hosts: set[str] = set()
+        self.has_hard_faults = False  # others than resets, which a job must not notice
+        self.broken_wires: set[int] = set()
+        self.is_launcher_lost = False
+        self._wires = 0
         self._draw_faults()
 
     def tell(self) -> None:
@@ -578,33 +762,69 @@ class _World:
             code = job.run()
         except TimeIsUp:
             return self.story.find(self._unfinished())
+        except _LauncherLost:
+            return self._go_on_alone()
         self.story.trace("starter", f"the job ends with code {code}")
         if code == 0 and not self.has_completed:
             self.story.find("the job ends with code 0, and the training is not complete")
-        if code != 0 and not self.story.faults:
-            self.story.find(f"a job without faults ends with code {code}")
+        if code != 0 and not self.has_hard_faults:
+            self.story.find(f"a job without faults but resets ends with code {code}")
+
+    def _go_on_alone(self) -> None:
+        """The host of the launcher is lost. Agents and processes of other hosts live."""
+        self.story.trace("fault", "the host of the launcher is lost")
+        for process in self.processes:
+            process.lose_launcher()
+        self.story.run_until(self.story.now + _ALONE_S)
+        if any(process.is_alive for process in self.processes):
+            self.story.find(f"without a launcher, {self._living()}, after {_ALONE_S:g} s")
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
     def check_state(self, members: Sequence[_Process], newest: int, generation: int) -> None:
         for process in self.processes:
-            if process.is_alive and not process.is_told_to_end and process.commits > newest and process not in members:
+            is_known = process.is_alive and not process.is_told_to_end and not process.is_given_up
+            if is_known and process.commits > newest and process not in members:
                 self.story.find(
                     f"generation {generation} trains from commit {newest}, and {process.name} has {process.commits}"
                 )
 
+    def check_loss(self, news: StateLost) -> None:
+        for process in self.processes:
+            if process.is_alive and process.generation == news.generation and process.commits > 0:
+                self.story.find(f"the state of {process.name} at commit {process.commits} is said to be lost")
+
+    def lacking(self, conversation: Conversation, heard: int) -> list[Any]:
+        try:
+            return conversation.lacking(heard)
+        except ValueError as error:
+            self.story.find(f"a message was lost or has come twice: {error}")
+            return []
+
+    def check_left(self, news: Left) -> None:
+        (process,) = [one for one in self.processes if one.name == news.member]
+        if not self.has_hard_faults and process.phase != "done" and not process.is_told_to_end:
+            self.story.find(f"{news.member} is lost by a reset: {news.text}")
+
     def check_newest(self, process: _Process) -> None:
-        if process.generation != self.newest_generation:
+        if process.generation != self.newest_generation and not process.is_given_up:
             self.story.find(
                 f"{process.name} trains in generation {process.generation}, and there is {self.newest_generation}"
             )
 
     def _unfinished(self) -> str:
-        living = [f"{one.name} {one.phase} in generation {one.generation}" for one in self.processes if one.is_alive]
         waited_s = _END_S - _HEALED_S
-        return f"the job has not ended {waited_s:g} s after the last fault: {', '.join(living) or 'nobody lives'}"
+        return f"the job has not ended {waited_s:g} s after the last fault: {self._living() or 'nobody lives'}"
+
+    def _living(self) -> str:
+        living = [one for one in self.processes if one.is_alive]
+        return ", ".join(f"{one.name} is {one.phase} in generation {one.generation}" for one in living)
 
     # --- what is drawn ------------------------------------------------------------------------------------------------
+
+    def new_wire(self) -> int:
+        self._wires += 1
+        return self._wires
 
     def short(self) -> float:
         return self.random.uniform(1e-5, 1e-3)
@@ -622,8 +842,9 @@ class _World:
 
     def wake_starter(self, read: Callable[[], None]) -> None:
         def wake() -> None:
-            read()
-            self.loop.wake()
+            if not self.is_launcher_lost:
+                read()
+                self.loop.wake()
 
         self.story.after(self.short(), wake)
 
@@ -640,16 +861,23 @@ class _World:
         random = self.random
         if random.random() < 0.1:
             return
-        kinds = [
-            kind for kind in ("kill", "stop", "agent", "cut", "blink", "exchange", "shrink") if random.random() < 0.4
-        ]
+        all_kinds = ("kill", "stop", "agent", "cut", "blink", "exchange", "shrink", "reset", "link")
+        kinds = [kind for kind in all_kinds if random.random() < 0.4]
         for _ in range(random.randint(0, 8) if kinds else 0):
             kind, at = random.choice(kinds), random.uniform(0, _HEALED_S * 0.6)
             place, host = random.random(), random.choice(self._hosts).name
             seconds = random.choice([0.1, 1.0, 5.0, 15.0, 24.0]) * random.uniform(0.5, 1)
+            self.has_hard_faults |= kind != "reset"
             count = random.choice([1, 1, 2])
             if self.story.add_fault(f"{kind} at {at:.3f} s for {seconds:.3f} s ({host}, {place:.3f}, {count})"):
                 self.story.at(at, lambda f=(kind, place, host, seconds, count): self._strike(*f))  # type: ignore[misc]
+
+        if random.random() < 0.05 and self.story.add_fault("the host of the launcher is lost"):
+            self.has_hard_faults = True
+            self.story.at(random.uniform(0, _HEALED_S * 0.6), self._lose_launcher)
+
+    def _lose_launcher(self) -> None:
+        self.is_launcher_lost = True
 
     def _strike(self, kind: str, place: float, host: str, seconds: float, count: int) -> None:
         self.story.trace("fault", f"{kind} {host} for {seconds:.3f} s")
@@ -661,6 +889,12 @@ class _World:
                     process.kill(9)
                 else:
                     process.stop(self.story.now + seconds)
+        elif kind == "reset":
+            for process in living if count == 2 else living[int(place * len(living)) :][:1]:
+                process.reset()
+        elif kind == "link":
+            for process in living if count == 2 else living[int(place * len(living)) :][:1]:
+                process.lose_link(seconds)
         elif kind == "agent" and host in self.agents:
             self.agents[host].die()
         elif kind == "cut":

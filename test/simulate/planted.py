@@ -290,7 +290,7 @@ SCHEDULER = {
     ),
 }
 
-_GENERATIONS = "job/rendezvous/generations.py"
+_GENERATIONS, _CONVERSATION = (f"job/rendezvous/{name}.py" for name in ("generations", "conversation"))
 
 ELASTIC = {
     "a generation is formed while a process is still at work": Patch(
@@ -303,6 +303,18 @@ ELASTIC = {
         _GENERATIONS,
         "self._tell_all([*(one for one in self._said if one in self._members), *asking],",
         "self._tell_all(asking,",
+    ),
+    "a message that was under way at a reset is not said again": Patch(
+        _CONVERSATION, "return list(self._kept)", "return []"
+    ),
+    "a message that has come before a reset comes again": Patch(
+        _CONVERSATION, "        self.forget(heard)\n        return list", "        return list"
+    ),
+    "a process whose connection was reset is lost at once": Patch(
+        _CONVERSATION, "if line not in self._tokens or not is_reset(error):", "if is_reset(error):"
+    ),
+    "a process that was given up comes back without its state": Patch(
+        _GENERATIONS, "known.has_committed |= arrival.has_state", "known.has_committed |= False"
     ),
 }
 

@@ -53,15 +53,13 @@ class Share(NamedTuple):
     is_remote: bool
 
 
-def command_of_agent(
-    share: Share, environ: Mapping[str, str], ssh_options: Sequence[str], ssh_alive: Sequence[str] = _SSH_ALIVE
-) -> list[str]:
+def command_of_agent(share: Share, environ: Mapping[str, str], ssh_options: Sequence[str]) -> list[str]:
     """Returns the command that starts an agent. All else goes to its standard input, which other users cannot see."""
     if not share.is_remote:
         return _WORDS
     # Python itself may need the variable.
     libraries = [f"LD_LIBRARY_PATH={environ['LD_LIBRARY_PATH']}"] if environ.get("LD_LIBRARY_PATH") else []
-    return [*remote_shell(environ, ssh_options, ssh_alive), share.host, shlex.join(["env", *libraries, *_WORDS])]
+    return [*remote_shell(environ, ssh_options, _SSH_ALIVE), share.host, shlex.join(["env", *libraries, *_WORDS])]
 
 
 class Link(ABC):

@@ -33,8 +33,6 @@ from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE, speaker
 if TYPE_CHECKING:
     from ringtrain.runner.start.role_starter import RolePlace, Root
 
-# ssh ends the link to a lost host of an elastic job after 3 s.
-_SSH_ALIVE_IF_ELASTIC = ("-oServerAliveInterval=1", "-oServerAliveCountMax=3")
 _HERE = Address("localhost")
 
 
@@ -185,7 +183,7 @@ def _elastic(job: Job) -> int:
         if job.launcher_arguments and share.is_remote:
             link: Link = LaunchedLink(share, job.launcher_arguments)
         else:
-            link = ProcessLink(share, command_of_agent(share, os.environ, job.ssh_options, _SSH_ALIVE_IF_ELASTIC))
+            link = ProcessLink(share, command_of_agent(share, os.environ, job.ssh_options))
         place = _place(meeting.address_for(host), listener.getsockname()[1])
         link.order(_order(job, secret, place, host)._asdict())
         return link
