@@ -22,6 +22,7 @@ from ringtrain.job.rendezvous import conversation
 from ringtrain.job.rendezvous.conversation import Conversation
 from ringtrain.job.rendezvous.lasting import GivenUpError, GoneError, LastingConnection
 from ringtrain.job.rendezvous.listener import Hub, Line, bound
+from ringtrain.job.rendezvous.protocol import Connection
 from ringtrain.job.rendezvous.server import Place, connect
 
 SECRET = b"of these tests"
@@ -121,7 +122,10 @@ def messages(seed: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_message_arrives_once_and_in_order_over_connections_that_are_reset(desk: Desk, seed: int) -> None:
+def test_each_message_arrives_once_and_in_order_over_connections_that_are_reset(
+    desk: Desk, monkeypatch, seed: int
+) -> None:
+    monkeypatch.setattr(conversation, "AWAY_S", END_S)  # on a busy machine
     way = BadWay(desk.hub.port, seed)
     connection = reach(way.port)
     there, back = messages(seed), messages(seed + 100)
@@ -158,6 +162,27 @@ def test_a_message_is_forgotten_when_the_other_side_has_it() -> None:
     for wrong in (theirs.heard + 1, theirs.heard - 4):
         with pytest.raises(ValueError, match="cannot have been heard"):
             mine.lacking(wrong)
+
+
+def test_an_attempt_that_is_given_up_is_not_the_end_of_the_process(desk: Desk, monkeypatch) -> None:
+    connection = reach(desk.hub.port)
+    connection.send({"number": 1})
+    assert connection.hear(time.monotonic() + END_S) == []
+    attempts = []
+
+    def answer_late(self: Connection, most_bytes: int, deadline: float) -> Any:
+        attempts.append(receive(self, most_bytes, deadline))
+        if len(attempts) < 3:
+            raise TimeoutError
+        return attempts[-1]
+
+    receive = Connection.receive
+    reset(connection)
+    monkeypatch.setattr(Connection, "receive", answer_late)
+    connection._connect_again(time.monotonic() + END_S)
+    connection.send({"number": 2})
+    assert [desk.heard.get(timeout=END_S)[1] for _ in range(2)] == [{"number": 1}, {"number": 2}]
+    assert len(attempts) == 3 and desk.lost.empty()
 
 
 def test_a_process_that_ends_is_lost_at_once(desk: Desk) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -132,12 +134,14 @@ class LastingConnection:
             self._outgoing.send_packed(data, time.monotonic() + _SEND_S)
         except OSError as error:
             self._is_cut |= not isinstance(error, BrokenPipeError)  # which the end of the other side is
-            self._outgoing.shut()
+            with contextlib.suppress(OSError):
+                self._outgoing.take_socket().shutdown(socket.SHUT_RD)  # wakes the thread that hears
 
     def _connect_again(self, deadline: float) -> None:
         """Raises as `hear`."""
         with self._lock:
             self._broken_s = time.monotonic()
+            _close_by_reset(self._connection.take_socket())
             self.close()
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -155,14 +159,17 @@ class LastingConnection:
         end_s = time.monotonic() + _ATTEMPT_S
         sock = socket.socket(self._family, socket.SOCK_STREAM)
         try:
+            _close_by_reset(sock)
             sock.settimeout(_ATTEMPT_S)
             sock.connect(self._address)
             connection = Connection(sock)
             connection.prove_as_rank(self._secret, end_s)
             self._greet(connection)
             answer = connection.receive(MOST_BYTES, end_s)
+            _close_by_reset(sock, False)
         except BaseException:
             sock.close()
+            self.close()
             raise
         with self._lock:
             self._broken_s = None
@@ -173,3 +180,9 @@ class LastingConnection:
             self._is_known = True
             for data in self._conversation.lacking(answer["heard"]):
                 self._send(data)
+
+
+def _close_by_reset(sock: socket.socket, on: bool = True) -> None:
+    """Sets how the socket is closed: the usual way says that this process has ended."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", on, 0))
