@@ -147,7 +147,7 @@ class _Hub:
         story.at(at, lambda: None if wire in self._world.broken_wires or self._world.is_launcher_lost else action())
 
     def _lose(self, line: _Line, text: str) -> None:
-        line.is_open = False
+        line.is_open, line.process.is_given_up = False, True
         self._conversations.forget(line)
         self._listener.lose(line, text)
 
