@@ -207,6 +207,25 @@ class Waiter {
   // Sleeps, from 20 us to 2 ms.
   static void nap(double seconds);
 
+  // Whether ready() comes true in a moment, in which the thread keeps its core as a rank of MPI does: one that sleeps
+  // has to be woken, and where other programs run on the core one that yields comes back late. Calls pause() now and
+  // then.
+  template <typename Ready, typename Pause>
+  static bool comes_soon(Ready ready, const Watch& watch, Pause pause) {
+    constexpr double kMoment_s = 1e-3;
+    constexpr int kSpins = 16;
+    double end = 0;
+    for (int i = 1;; ++i) {
+      if (ready()) return true;
+      relax();
+      if (i % kSpins != 0) continue;
+      pause();
+      const double now = now_s();
+      if (end == 0) end = now + kMoment_s;
+      if (watch.is_wanted() || now >= end) return false;
+    }
+  }
+
   // Spins and yields for a moment; whether ready() came true. Not where another thread waits for the right to work that
   // this one has.
   template <typename Ready>

@@ -1,8 +1,11 @@
 // Rings of memory in the node's segment, one from each rank of the node to each other one, for words between the two.
 //
-// A ring has pages from its first use on. A rank that has put something into a ring calls the other one: it sets a bit
-// of the other's call, which that one looks at, and rings its bell. A caller that waits for a message sleeps on that;
-// the doorbell of the node wakes the thread on the lookout, which would only be in the way of the caller.
+// Where a node has few ranks a long message fits into a ring, so that its sender need not wait for the receiver in the
+// middle of it: each such wait lasts for milliseconds where other programs run on the cores. A long ring that is empty
+// begins at its first byte again, so short messages stay in the cache and need few pages, which a ring gets as they are
+// used. A rank that has put something into a ring calls the other one: it sets a bit of the other's call, which that
+// one looks at, and rings its bell. A caller that waits for a message sleeps on that; the doorbell of the node wakes
+// the thread on the lookout, which would only be in the way of the caller.
 #pragma once
 
 #include <atomic>
@@ -99,6 +102,8 @@ class Rings {
   static size_t first_ring(int size);
   size_t offset_of(int from, int to) const;
   Ring& ring(int from, int to) { return *reinterpret_cast<Ring*>(segment_.data() + offset_of(from, to)); }
+  // So many bytes of the ring to that member, from the first on.
+  void reserve(int to, size_t bytes);
   static char* data_of(Ring& ring) { return reinterpret_cast<char*>(&ring + 1); }
   std::atomic<uint64_t>* call_of(int member) const {
     return reinterpret_cast<std::atomic<uint64_t>*>(segment_.data() + begin_) +
@@ -110,7 +115,7 @@ class Rings {
   const size_t begin_;
   const int size_, index_;
   const size_t capacity_;
-  std::vector<bool> has_pages_;       // the ring to each member
+  std::vector<size_t> reserved_;      // bytes of the ring to each member that have pages
   std::vector<uint64_t> seen_taken_;  // how far each member had taken what is in that when this rank last looked
 };
 

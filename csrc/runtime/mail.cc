@@ -11,23 +11,10 @@ namespace {
 constexpr double kShortest_s = 20e-6;  // between two looks at the Network
 constexpr const char* kDoing = "a message between two ranks";
 
-// Whether ready() says yes in a moment, in which the thread keeps its core as a rank of MPI does: one that sleeps has
-// to be woken, which takes longer than the message. But the scheduler may have put the other rank on the same core,
-// since the two wake each other.
-template <typename Ready, typename SharesCore>
-bool comes_soon(Ready ready, SharesCore shares_core, const Watch& watch) {
-  constexpr double kMoment_s = 1e-3;
-  constexpr int kSpinsPerLook = 16;
-  double end = 0;
-  for (int i = 1;; ++i) {
-    if (ready()) return true;
-    relax();
-    if (i % kSpinsPerLook != 0) continue;
-    if (shares_core()) sched_yield();
-    const double now = now_s();
-    if (end == 0) end = now + kMoment_s;
-    if (watch.is_wanted() || now >= end) return false;
-  }
+// On which this thread may run.
+int own_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : CPU_SETSIZE;
 }
 
 // After how long a message is announced.
@@ -50,6 +37,7 @@ Mail::Mail(const World& world, const Options& options, Owner& owner, TurnMutex& 
       blocked_(blocked),
       watch_of_own_(fabric.watch().for_another_thread()),
       has_own_core_(world.cores >= world.ranks_on_own_node()),
+      is_bound_(own_cores() * world.ranks_on_own_node() <= world.cores),
       messages_(world, ask_s(options), fabric, inbox) {
   watch_of_own_.now_doing(kDoing);
 }
@@ -80,12 +68,13 @@ void Mail::carry(const DirectEnds& ends) {
       if (++looks % kLooksPerTurn == 0 && messages_.has_work()) go_on(0);
       return false;
     };
-    const auto shares_core = [&] {
+    // The scheduler may have put the other rank on the same core, since the two wake each other.
+    const auto let_other_run = [&] {
       turn.assert_held();
-      return messages_.may_share_core();
+      if (messages_.may_share_core()) sched_yield();
     };
-    const bool is_quick =
-        has_own_core_ ? comes_soon(are_settled, shares_core, watch_) : direct_waiter_.is_quick(are_settled, &watch_);
+    const bool is_quick = has_own_core_ ? Waiter::comes_soon(are_settled, watch_, let_other_run)
+                                        : direct_waiter_.is_quick(are_settled, &watch_);
     if (is_quick)
       blockage_.note_progress(now_s());
     else

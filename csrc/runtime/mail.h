@@ -63,6 +63,7 @@ class Mail final : public Workplace {
   bool is_looked_after() const override REQUIRES(turn) { return messages_.are_carried() || are_rounds_over_; }
   bool is_left_with_work() override REQUIRES(turn) { return has_work(); }
   bool is_called_by_others() override { return messages_.is_called_on_node(); }
+  bool keeps_core() const override { return is_bound_; }
   double next_deadline() override REQUIRES(turn);
   double pause_s() override REQUIRES(turn);
   void fail(const Error& error) override REQUIRES(turn) { owner_.fail(error); }
@@ -78,6 +79,7 @@ class Mail final : public Workplace {
   BlockedThreads& blocked_;
   PeerWatch watch_of_own_;
   const bool has_own_core_;
+  const bool is_bound_;  // to cores on which no other rank of the node runs
   PairMessages messages_;
   Waiter direct_waiter_ GUARDED_BY(turn);
   std::atomic<bool> is_ending_for_others_{false};

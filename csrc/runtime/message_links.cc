@@ -73,19 +73,22 @@ void RingLink::forget(Values& values) {
 // Words overtake values, so that a long array delays no other message.
 void RingLink::push(int member) {
   Waiting& waiting = waiting_[static_cast<size_t>(member)];
-  bool has_put = false;
-  const auto put = [&](bool worked) { return (has_put |= worked, worked); };
+  const auto called = [&](bool has_put) {
+    if (has_put) call(member);
+    return has_put;
+  };
   while (!waiting.words.empty() &&
-         put(node_.rings().put(member, waiting.words.front().data(), waiting.words.front().size(), nullptr, 0)))
+         called(node_.rings().put(member, waiting.words.front().data(), waiting.words.front().size(), nullptr, 0)))
     waiting.words.pop_front();
-  while (waiting.words.empty() && !waiting.values.empty() && put(put_piece(member, *waiting.values.front())))
+  while (waiting.words.empty() && !waiting.values.empty() && called(put_piece(member, *waiting.values.front())))
     if (is_over(*waiting.values.front())) waiting.values.pop_front();
-  if (has_put) call(member);
 }
 
+// Short ones, so that the other rank copies while this one does.
 bool RingLink::put_piece(int member, Values& values) {
   const PutHead head = {Put::piece, values.place};
-  const size_t bytes = std::min(values.bytes - values.done, node_.rings().most_bytes() - 64);
+  constexpr size_t kPiece = size_t{64} << 10;
+  const size_t bytes = std::min({values.bytes - values.done, kPiece, node_.rings().most_bytes() - 64});
   if (!node_.rings().put(member, &head, sizeof(head), values.memory + values.done, bytes)) return false;
   values.done += bytes;
   return true;

@@ -182,7 +182,8 @@ bool Workplace::work_comes(Wait& wait) {
     turn.assert_held();
     return (has_work() && !is_stuck()) || (wait.neighbours && wait.neighbours->need_help(*this));
   };
-  const bool is_quick = waiter_.is_quick(has_come, &watch_);
+  const bool is_quick =
+      keeps_core() ? Waiter::comes_soon(has_come, watch_, [] {}) : waiter_.is_quick(has_come, &watch_);
   wait.now = now_s();
   return is_quick;
 }

@@ -137,6 +137,8 @@ class Workplace {
   virtual bool is_left_with_work() REQUIRES(turn) = 0;
   // Any thread, where callers work: whether another rank asks for something.
   virtual bool is_called_by_others() = 0;
+  // Whether a caller that waits for a moment keeps its core.
+  virtual bool keeps_core() const { return false; }
   // When there will be work even if nobody asks for it.
   virtual double next_deadline() REQUIRES(turn) { return kNever; }
   virtual double pause_s() REQUIRES(turn) = 0;

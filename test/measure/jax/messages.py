@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-SIZES = {"4 B": (1, 200), "1 MB": (262_144, 20)}  # floats, exchanges in a round
+# Floats, exchanges in a round.
+SIZES = {"4 B": (1, 200), "64 KB": (16_384, 100), "1 MB": (262_144, 20), "4 MB": (1_048_576, 5)}
 
 
 def main() -> None:
