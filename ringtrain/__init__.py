@@ -125,6 +125,7 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
     "synchronize",
+    "time_limit",
 ]
 # Of the others users import what they want.
 _MODULES = {"arrays", "elastic", "errors", "ops", "timeline"}

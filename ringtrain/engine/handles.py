@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import ringtrain._core as _core
@@ -76,8 +76,19 @@ _limit = _Limit()
 
 
 @contextmanager
-def time_limit(timeout_s: float | None, title: str) -> Iterator[None]:
-    """Let waits of this thread within it raise StalledError after so many seconds. None: there is no limit."""
+def time_limit(timeout_s: float | None, title: str = "time_limit") -> Iterator[None]:
+    """Let operations of this thread within it raise StalledError after so many seconds together. None: no limit.
+
+    An operation goes on after that, and uses its arrays: this rank still takes part in it. What takes several, such as
+    broadcast_object, ends between two. There is no such limit in programs of JAX, nor for a step of an optimizer.
+
+    Raises:
+        ValueError: timeout_s is not above 0.
+
+    Examples:
+        >>> with hvd.time_limit(60):
+        ...     values = hvd.recv(values, source=1)
+    """
     if timeout_s is None:
         yield
         return
@@ -154,7 +165,8 @@ class Handle(Generic[Result]):
 
     def _wait_long(self) -> bool:
         """Come back to Python now and then, which looks for signals. Returns whether it is done within the limit."""
-        with waiting(self._core):
+        will_go_on = _limit.end_s < math.inf  # so it is not a part of a deadlock
+        with nullcontext() if will_go_on else waiting(self._core):
             while (left_s := _limit.end_s - time.monotonic()) > 0:
                 if _core.wait(self._core, min(_LOOK_S, left_s)):
                     return True

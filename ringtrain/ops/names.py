@@ -1,6 +1,7 @@
 """The names that every package of a framework shares, which each takes with `from ringtrain.ops.names import *`."""
 
 from ringtrain.engine.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.engine.handles import time_limit as time_limit
 from ringtrain.engine.process_sets import (
     ProcessSet as ProcessSet,
     add_process_set as add_process_set,

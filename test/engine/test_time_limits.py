@@ -1,4 +1,4 @@
-"""Waits with a limit of their own: `timeout_s` of a barrier and of synchronize."""
+"""Waits with a limit of their own: `timeout_s` of a barrier and of synchronize, and those within time_limit()."""
 
 import time
 
@@ -35,6 +35,71 @@ def test_a_handle_may_be_waited_for_again():
     assert np.array_equal(hvd.synchronize(handle, timeout_s=60), [3, 3, 3])
 
 
+def _arrays_of_numpy():
+    return hvd, np.ones(2)
+
+
+def _arrays_of_jax():
+    import ringtrain.jax
+    from jax.numpy import ones
+
+    return ringtrain.jax, ones(2)
+
+
+def _arrays_of_torch():
+    import ringtrain.torch
+    from torch import ones
+
+    return ringtrain.torch, ones(2)
+
+
+@pytest.mark.parametrize("face_of", [_arrays_of_numpy, _arrays_of_jax, _arrays_of_torch])
+@pytest.mark.ranks(3)
+def test_time_limit_holds_for_the_operations_of_every_face(face_of):
+    face, array = face_of()
+    first = face.add_process_set([0, 1])
+    calls = [lambda: face.allreduce(array, op=face.Sum, name="one")]
+    if first.included():
+        calls += [lambda: face.allgather(array, name="two", process_set=first), lambda: face.barrier(first)]
+    if hvd.rank() == 0:
+        for call in calls:
+            begin = time.monotonic()
+            with pytest.raises(hvd.StalledError, match=r"within 0\.3 s"), face.time_limit(0.3):
+                call()
+            assert 0.25 < time.monotonic() - begin < 5
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        for call in calls:
+            call()
+    face.remove_process_set(first)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_waits_with_a_limit_is_not_a_part_of_a_deadlock():
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.StalledError), hvd.time_limit(3):  # a deadlock is found after about one second
+            hvd.allreduce(np.ones(1), name="never")
+    hvd.allreduce(np.ones(1), name="both")
+    if hvd.rank() == 1:
+        hvd.allreduce(np.ones(1), name="never")
+
+
+@pytest.mark.ranks(2)
+def test_a_receive_that_has_met_its_limit_still_takes_its_message():
+    values = np.zeros(2)
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.StalledError), hvd.time_limit(0.2):
+            hvd.recv(values, source=1)
+        hvd.barrier()
+        assert np.array_equal(hvd.recv(np.zeros(2), source=1), [2, 2])
+        assert np.array_equal(values, [1, 1])
+    else:
+        hvd.barrier()
+        hvd.send(np.ones(2), dest=0)
+        hvd.send(np.full(2, 2.0), dest=0)
+
+
 @pytest.mark.parametrize("wrong", [0, -1, "1", True, float("nan")])
 @pytest.mark.ranks(1)
 def test_a_limit_is_a_number_of_seconds(wrong):
@@ -44,3 +109,5 @@ def test_a_limit_is_a_number_of_seconds(wrong):
     hvd.synchronize(handle)
     with pytest.raises(ValueError, match="barrier: timeout_s"):
         hvd.barrier(timeout_s=wrong)
+    with pytest.raises(ValueError, match="time_limit: timeout_s"), hvd.time_limit(wrong):
+        pass
