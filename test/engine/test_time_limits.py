@@ -40,15 +40,17 @@ def _arrays_of_numpy():
 
 
 def _arrays_of_jax():
-    import ringtrain.jax
     from jax.numpy import ones
+
+    import ringtrain.jax
 
     return ringtrain.jax, ones(2)
 
 
 def _arrays_of_torch():
-    import ringtrain.torch
     from torch import ones
+
+    import ringtrain.torch
 
     return ringtrain.torch, ones(2)
 
