@@ -79,15 +79,17 @@ _limit = _Limit()
 def time_limit(timeout_s: float | None, title: str = "time_limit") -> Iterator[None]:
     """Let operations of this thread within it raise StalledError after so many seconds together. None: no limit.
 
-    An operation goes on after that, and uses its arrays: this rank still takes part in it. What takes several, such as
-    broadcast_object, ends between two. There is no such limit in programs of JAX, nor for a step of an optimizer.
+    An operation goes on after that, and uses its arrays: this rank still takes part in it. A function of several
+    operations, such as broadcast_object, ends between two. Programs of JAX and steps of optimizers have no such limit.
 
     Raises:
         ValueError: timeout_s is not above 0.
 
     Examples:
         >>> with hvd.time_limit(60):
-        ...     values = hvd.recv(values, source=1)
+        ...     total = hvd.allreduce(np.ones(2), op=hvd.Sum)
+        >>> total
+        array([2., 2.])
     """
     if timeout_s is None:
         yield
