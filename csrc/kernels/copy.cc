@@ -1,6 +1,5 @@
 #include "kernels/copy.h"
 
-#include <cstdint>
 #include <cstring>
 
 #include "kernels/reduce.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -105,27 +104,9 @@ void scale_integers(double factor, void* destination, const void* source, size_t
   }
 }
 
+// Floats are scaled where they are reduced, bool is not scaled.
 void scale_integers(DType dtype, double factor, void* destination, const void* source, size_t count) {
-  switch (dtype) {
-    case DType::uint8:
-      return scale_integers<uint8_t>(factor, destination, source, count);
-    case DType::int8:
-      return scale_integers<int8_t>(factor, destination, source, count);
-    case DType::uint16:
-      return scale_integers<uint16_t>(factor, destination, source, count);
-    case DType::int16:
-      return scale_integers<int16_t>(factor, destination, source, count);
-    case DType::uint32:
-      return scale_integers<uint32_t>(factor, destination, source, count);
-    case DType::int32:
-      return scale_integers<int32_t>(factor, destination, source, count);
-    case DType::uint64:
-      return scale_integers<uint64_t>(factor, destination, source, count);
-    case DType::int64:
-      return scale_integers<int64_t>(factor, destination, source, count);
-    default:
-      return;  // floats are scaled where they are reduced, bool is not scaled
-  }
+  with_integer(dtype, [&](auto number) { scale_integers<decltype(number)>(factor, destination, source, count); });
 }
 
 template <class Pointer>

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/variant.h"
 
@@ -81,7 +82,7 @@ constexpr size_t kLanes = kWidth / sizeof(typename Codec::Number);
 
 // Two vectors at a time. Those of bfloat16 hold the elements of even and of odd numbers, which needs no shuffle.
 
-using Words = VectorOf<uint32_t>::Type;
+using Pairs = VectorOf<uint32_t>::Type;
 
 template <class Codec>
 RINGTRAIN_INLINE void load_two(const typename Codec::Stored* from, typename Codec::Vector* to) {
@@ -97,8 +98,8 @@ RINGTRAIN_INLINE void load_two(const typename Codec::Stored* from, typename Code
 
 // The bits of a bfloat16 are the high half; the quiet NaN that comes in has no low bits, so rounding leaves it alone.
 // Adds 0x7fff, and 1 if the high half is odd, by a subtraction: AVX-512 makes the subtrahend in one instruction.
-RINGTRAIN_INLINE Words rounded_to_bfloat16(Floats value) {
-  const Words bits = reinterpret_cast<Words>(value);
+RINGTRAIN_INLINE Pairs rounded_to_bfloat16(Floats value) {
+  const Pairs bits = reinterpret_cast<Pairs>(value);
   return bits - ((~(bits >> 16) & 1u) | 0xffff8000u);
 }
 
@@ -129,47 +130,19 @@ RINGTRAIN_INLINE void store_some(typename Codec::Stored* to, typename Codec::Vec
 
 // The operators. A comparison with NaN is false, so min and max have to ask for one in `b`.
 
-struct Sum {
-  template <class Vector>
-  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
-    return a + b;
-  }
-};
-
-struct Product {
-  template <class Vector>
-  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
-    return a * b;
-  }
-};
-
-struct Min {
-  template <class Vector>
-  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
-    return ((b < a) | (b != b)) ? b : a;
-  }
-};
-
-struct Max {
-  template <class Vector>
-  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
-    return ((b > a) | (b != b)) ? b : a;
-  }
-};
-
-struct Or {
-  template <class Vector>
-  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
-    return a | b;
-  }
-};
-
-struct And {
-  template <class Vector>
-  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
-    return a & b;
-  }
-};
+#define RINGTRAIN_OPERATOR(Name, combined)                \
+  struct Name {                                           \
+    template <class Vector>                               \
+    RINGTRAIN_INLINE Vector combine(Vector a, Vector b) { \
+      return combined;                                    \
+    }                                                     \
+  };
+RINGTRAIN_OPERATOR(Sum, a + b)
+RINGTRAIN_OPERATOR(Product, (a * b))
+RINGTRAIN_OPERATOR(Min, ((b < a) | (b != b)) ? b : a)
+RINGTRAIN_OPERATOR(Max, ((b > a) | (b != b)) ? b : a)
+RINGTRAIN_OPERATOR(Or, a | b)
+RINGTRAIN_OPERATOR(And, (a & b))
 
 // The value, each NaN in it replaced by the positive quiet one.
 template <class Vector>
@@ -251,33 +224,20 @@ struct Loop {
   }
 };
 
-template <class Codec>
-void sum_floats(double scale, const Arrays& arrays) {
-  switch (arrays.source_count) {
-    case 2:
-      return Loop<Codec, Sum, 2>::run(scale, arrays);
-    case 3:
-      return Loop<Codec, Sum, 3>::run(scale, arrays);
-    case 4:
-      return Loop<Codec, Sum, 4>::run(scale, arrays);
-    case 5:
-      return Loop<Codec, Sum, 5>::run(scale, arrays);
-    case 6:
-      return Loop<Codec, Sum, 6>::run(scale, arrays);
-    case 7:
-      return Loop<Codec, Sum, 7>::run(scale, arrays);
-    case 8:
-      return Loop<Codec, Sum, 8>::run(scale, arrays);
-    default:
-      return Loop<Codec, Sum, 0>::run(scale, arrays);
-  }
+// One loop for each number of sources up to 8, and one for any.
+template <class Codec, int... kSources>
+void sum_floats(double scale, const Arrays& arrays, std::integer_sequence<int, kSources...>) {
+  constexpr void (*kLoops[])(double, const Arrays&) = {&Loop<Codec, Sum, kSources>::run...};
+  constexpr int kMost = sizeof...(kSources) - 1;
+  const int sources = arrays.source_count;
+  kLoops[sources <= kMost ? sources : 0](scale, arrays);
 }
 
 template <class Codec>
 void reduce_floats(const Reduction& reduction, const Arrays& arrays) {
   switch (reduction.reduce) {
     case Reduce::sum:
-      return sum_floats<Codec>(reduction.scale, arrays);
+      return sum_floats<Codec>(reduction.scale, arrays, std::make_integer_sequence<int, 9>());
     case Reduce::product:
       return Loop<Codec, Product, 0>::run(reduction.scale, arrays);
     case Reduce::min:
@@ -309,25 +269,11 @@ void reduce_booleans(const Reduction& reduction, const Arrays& arrays) {
 }
 
 void reduce_arrays(const Reduction& reduction, const Arrays& arrays) {
+  const auto reduce_them = [&](auto number) { reduce_integers<decltype(number)>(reduction, arrays); };
+  if (with_integer(reduction.dtype, reduce_them)) return;
   switch (reduction.dtype) {
     case DType::boolean:
       return reduce_booleans(reduction, arrays);
-    case DType::uint8:
-      return reduce_integers<uint8_t>(reduction, arrays);
-    case DType::int8:
-      return reduce_integers<int8_t>(reduction, arrays);
-    case DType::uint16:
-      return reduce_integers<uint16_t>(reduction, arrays);
-    case DType::int16:
-      return reduce_integers<int16_t>(reduction, arrays);
-    case DType::uint32:
-      return reduce_integers<uint32_t>(reduction, arrays);
-    case DType::int32:
-      return reduce_integers<int32_t>(reduction, arrays);
-    case DType::uint64:
-      return reduce_integers<uint64_t>(reduction, arrays);
-    case DType::int64:
-      return reduce_integers<int64_t>(reduction, arrays);
     case DType::float16:
       return reduce_floats<Float16>(reduction, arrays);
     case DType::bfloat16:
@@ -336,6 +282,8 @@ void reduce_arrays(const Reduction& reduction, const Arrays& arrays) {
       return reduce_floats<Plain<float>>(reduction, arrays);
     case DType::float64:
       return reduce_floats<Plain<double>>(reduction, arrays);
+    default:
+      return;
   }
 }
 

@@ -13,72 +13,24 @@ namespace {
 // so a thread that flushes denormals gets the same bits. Widening keeps the payload of a NaN, narrowing makes it the
 // one quiet NaN.
 //
-// The templates have no branch, and work on vectors: Bits of uint32_t, Value of float.
-template <class To, class From>
-inline To same_bits(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
-namespace half {
+// There is no branch.
 
 constexpr uint32_t kRebias = (127u - 15u) << 23;          // what the exponents of float32 and float16 differ by
 constexpr uint32_t kSmallestNormal = (127u - 14u) << 23;  // 2^-14, the smallest float16 that is not denormal
 constexpr uint32_t kTwoTo16 = (127u + 16u) << 23;         // the first power of two beyond float16
+constexpr uint32_t kHalf = 126u << 23;                    // 0.5
 constexpr uint32_t kInfinity = 0x7f800000u;
 constexpr uint32_t kQuiet = 0x00400000u;
 constexpr uint32_t kFloat16Infinity = 0x7c00u, kFloat16NaN = 0x7e00u, kBFloat16NaN = 0x7fc0u;
-
-// After Fabian Giesen, "float->half variants" (2012).
-template <class Value, class Bits>
-inline Value widen_float16(Bits half) {
-  constexpr uint32_t kExponent = 0x1fu << 23;
-  const Bits sign = (half & 0x8000u) << 16;
-  const Bits bits = (half & 0x7fffu) << 13;
-  const Bits normal = bits + kRebias;
-  // A subtraction of normal numbers normalises what was denormal.
-  const Bits denormal =
-      same_bits<Bits>(same_bits<Value>(normal + (1u << 23)) - same_bits<Value>(Bits{} + kSmallestNormal));
-  const Bits infinite = normal + kRebias;
-  const Bits special = infinite > kInfinity ? infinite | kQuiet : infinite;
-  const Bits finite = bits < (1u << 23) ? denormal : normal;
-  return same_bits<Value>(sign | (bits < kExponent ? finite : special));
-}
-
-template <class Bits, class Value>
-inline Bits narrow_float16(Value value) {
-  const Bits signed_bits = same_bits<Bits>(value);
-  const Bits sign = (signed_bits >> 16) & 0x8000u;
-  const Bits bits = signed_bits & 0x7fffffffu;
-  // The last bit of a float32 between 0.5 and 1 weighs 2^-24, as that of a denormal float16 does.
-  const Bits denormal = same_bits<Bits>(same_bits<Value>(bits) + 0.5f) - same_bits<uint32_t>(0.5f);
-  const Bits normal = (bits - kRebias + 0xfffu + ((bits >> 13) & 1u)) >> 13;  // carries into infinity where it should
-  const Bits finite = sign | (bits < kSmallestNormal ? denormal : normal);
-  const Bits special = bits > kInfinity ? Bits{} + kFloat16NaN : sign | kFloat16Infinity;
-  return bits < kTwoTo16 ? finite : special;
-}
-
-template <class Value, class Bits>
-inline Value widen_bfloat16(Bits half) {
-  return same_bits<Value>(half << 16);
-}
-
-template <class Bits, class Value>
-inline Bits narrow_bfloat16(Value value) {
-  const Bits bits = same_bits<Bits>(value);
-  const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  return (bits & 0x7fffffffu) > kInfinity ? Bits{} + kBFloat16NaN : rounded;
-}
-
-}  // namespace half
 
 constexpr size_t kWidth = 16;
 constexpr int vectors_at_a_time(int sources) { return sources == 0 ? 4 : 2; }
 typedef float Floats __attribute__((vector_size(kWidth)));
 typedef uint32_t Words __attribute__((vector_size(kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(kWidth / 2)));
+
+inline Words bits_of(Floats value) { return reinterpret_cast<Words>(value); }
+inline Floats from_bits(Words bits) { return reinterpret_cast<Floats>(bits); }
 
 inline Words load_halves(const uint16_t* from) {
   Halves halves;
@@ -91,10 +43,39 @@ inline void store_halves(uint16_t* to, Words value) {
   std::memcpy(to, &halves, sizeof(halves));
 }
 
-inline Floats widen_float16(const uint16_t* from) { return half::widen_float16<Floats>(load_halves(from)); }
-inline void narrow_float16(uint16_t* to, Floats value) { store_halves(to, half::narrow_float16<Words>(value)); }
-inline Floats widen_bfloat16(const uint16_t* from) { return half::widen_bfloat16<Floats>(load_halves(from)); }
-inline void narrow_bfloat16(uint16_t* to, Floats value) { store_halves(to, half::narrow_bfloat16<Words>(value)); }
+// After Fabian Giesen, "float->half variants" (2012).
+inline Floats widen_float16(const uint16_t* from) {
+  constexpr uint32_t kExponent = 0x1fu << 23;
+  const Words half = load_halves(from);
+  const Words sign = (half & 0x8000u) << 16;
+  const Words bits = (half & 0x7fffu) << 13;
+  const Words normal = bits + kRebias;
+  // A subtraction of normal numbers normalises what was denormal.
+  const Words denormal = bits_of(from_bits(normal + (1u << 23)) - from_bits(Words{} + kSmallestNormal));
+  const Words infinite = normal + kRebias;
+  const Words special = infinite > kInfinity ? infinite | kQuiet : infinite;
+  const Words finite = bits < (1u << 23) ? denormal : normal;
+  return from_bits(sign | (bits < kExponent ? finite : special));
+}
+
+inline void narrow_float16(uint16_t* to, Floats value) {
+  const Words sign = (bits_of(value) >> 16) & 0x8000u;
+  const Words bits = bits_of(value) & 0x7fffffffu;
+  // The last bit of a float32 between 0.5 and 1 weighs 2^-24, as that of a denormal float16 does.
+  const Words denormal = bits_of(from_bits(bits) + 0.5f) - kHalf;
+  const Words normal = (bits - kRebias + 0xfffu + ((bits >> 13) & 1u)) >> 13;  // carries into infinity where it should
+  const Words finite = sign | (bits < kSmallestNormal ? denormal : normal);
+  const Words special = bits > kInfinity ? Words{} + kFloat16NaN : sign | kFloat16Infinity;
+  store_halves(to, bits < kTwoTo16 ? finite : special);
+}
+
+inline Floats widen_bfloat16(const uint16_t* from) { return from_bits(load_halves(from) << 16); }
+
+inline void narrow_bfloat16(uint16_t* to, Floats value) {
+  const Words bits = bits_of(value);
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  store_halves(to, (bits & 0x7fffffffu) > kInfinity ? Words{} + kBFloat16NaN : rounded);
+}
 
 }  // namespace
 }  // namespace ringtrain

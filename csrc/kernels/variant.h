@@ -20,6 +20,31 @@ struct Arrays {
   size_t count;  // elements of each
 };
 
+// Calls visit(T{}), where T is the type of an integer dtype. Returns false, and calls nothing, for other dtypes.
+template <class Visit>
+inline bool with_integer(DType dtype, Visit visit) {
+  switch (dtype) {
+    case DType::uint8:
+      return visit(uint8_t{}), true;
+    case DType::int8:
+      return visit(int8_t{}), true;
+    case DType::uint16:
+      return visit(uint16_t{}), true;
+    case DType::int16:
+      return visit(int16_t{}), true;
+    case DType::uint32:
+      return visit(uint32_t{}), true;
+    case DType::int32:
+      return visit(int32_t{}), true;
+    case DType::uint64:
+      return visit(uint64_t{}), true;
+    case DType::int64:
+      return visit(int64_t{}), true;
+    default:
+      return false;
+  }
+}
+
 // As in reduce.h, except that integers come out unscaled.
 struct Variant {
   const char* name;

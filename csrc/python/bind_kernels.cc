@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "kernels/factors.h"
 #include "kernels/optimize.h"
 #include "kernels/quantize.h"
 #include "kernels/reduce.h"
@@ -207,11 +206,6 @@ uintptr_t mpi_sum(int dtype) {
 
 }  // namespace
 
-// How far apart two CPUs are just now: the time that a word takes from one process to another and back.
-//
-// Where virtual machines move, it is 50-90 ns while the two share a cache and some 500 ns while they do not, and the
-// speed of everything in shared memory moves with it.
-
 void bind_kernels(nb::module_& module) {
   nb::class_<UpdateRule>(module, "UpdateRule", "How an optimizer changes weights; see csrc/kernels/optimize.h.")
       .def(nb::init<const std::string&, const std::string&, const std::map<std::string, double>&>(), nb::arg("name"),
@@ -232,7 +226,7 @@ void bind_kernels(nb::module_& module) {
   module.def("dequantize", &dequantize_view, nb::arg("kind"), nb::arg("threshold"), nb::arg("codes"), nb::arg("values"),
              nb::arg("add"), "Writes the values of the codes, or adds them to the values.");
   module.def("multiply_factors", &multiply_factor_views, nb::arg("left"), nb::arg("right"), nb::arg("product"),
-             "product[i, j] = sum over k of left[k, i] * right[k, j]; see csrc/kernels/factors.h.");
+             "product[i, j] = sum over k of left[k, i] * right[k, j]; see csrc/kernels/rows.h.");
 }
 
 // The parts of the core that ringtrain.bench needs beside the public API.
