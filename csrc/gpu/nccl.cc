@@ -8,7 +8,7 @@ namespace ringtrain {
 namespace {
 
 constexpr const char* kName = "libnccl.so.2";
-constexpr int kSuccess = 0, kInProgress = 7;
+constexpr int kInProgress = 7;
 // 2.18 has ncclCommSplit, but may hang where several communicators are ended at once.
 constexpr int kOldest = 21900;
 // Of the copy that the loader finds nobody knows.

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/thread_annotations.h"
-#include "coordination/operation.h"
 #include "runtime/submission_builder.h"
 
 namespace ringtrain {
@@ -167,7 +166,6 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  const Key& key() const { return key_; }
   void join_line() { lines.join(key_, &waiting_); }
 
   // On a worker of MXNet.

@@ -12,7 +12,7 @@
 // Where there are several lanes, such a caller sees to all of them: it waits for no rank in the middle of a round, but
 // lets go of the place and goes on in a lane whose round needs nothing but this rank. So it never waits for a rank that
 // waits for it elsewhere. Two threads of each rank would only take the cores from each other, so where cores are few
-// the thread on the lookout stands back meanwhile (attention.h).
+// the thread on the lookout stands back meanwhile (Attention).
 #pragma once
 
 #include <atomic>
@@ -20,13 +20,13 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread_annotations.h"
 #include "base/wait.h"
 #include "record/handle.h"
-#include "runtime/attention.h"
 #include "runtime/peer_watch.h"
 #include "runtime/waiting_callers.h"
 
@@ -34,6 +34,22 @@ namespace ringtrain {
 
 // Whether the waiting caller has to return (a signal has come). Called by the thread that waits.
 using Interrupt = std::function<bool()>;
+
+// Whether callers that wait see to all lanes of an Engine.
+class Attention {
+ public:
+  // A caller sees to all, until it has what it waits for or sleeps in the middle of an operation.
+  void begin() {
+    if (!std::exchange(is_counted, true)) count_.fetch_add(1, std::memory_order_relaxed);
+  }
+  // Returns whether it did, and nobody does any more.
+  bool end() { return std::exchange(is_counted, false) && count_.fetch_sub(1, std::memory_order_relaxed) == 1; }
+  bool any() const { return count_.load(std::memory_order_relaxed) > 0; }
+
+ private:
+  static inline thread_local bool is_counted = false;
+  std::atomic<int> count_{0};
+};
 
 struct Wait;
 class Workplace;
