@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <functional>
-#include <string>
 #include <utility>
 
-#include "collectives/group.h"
 #include "collectives/network/hierarchical_group.h"
 
 namespace ringtrain {

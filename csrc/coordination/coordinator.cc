@@ -1,10 +1,7 @@
 #include "coordination/coordinator.h"
 
-#include <algorithm>
 #include <cstring>
-#include <limits>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "coordination/plan.h"
 #include "coordination/wire.h"

@@ -1,9 +1,6 @@
 #include "coordination/ledger.h"
 
 #include <algorithm>
-#include <limits>
-#include <tuple>
-#include <utility>
 
 #include "coordination/wire.h"
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <utility>
 
 #include "coordination/ledger.h"
 #include "coordination/wire.h"

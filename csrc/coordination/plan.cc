@@ -1,6 +1,5 @@
 #include "coordination/plan.h"
 
-#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <unordered_map>

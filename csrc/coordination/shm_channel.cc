@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 namespace ringtrain {
 

@@ -1,12 +1,10 @@
 #include "coordination/tree_channel.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <numeric>
-#include <utility>
 
 #include "base/clock.h"
 

@@ -1,7 +1,6 @@
 #include "gpu/cuda.h"
 
 #include <cstdio>
-#include <memory>
 #include <mutex>
 
 #include "base/error.h"

@@ -1,9 +1,6 @@
 #include "gpu/gpu.h"
 
-#include <cstdint>
 #include <string>
-
-#include "base/wait.h"
 
 namespace ringtrain {
 namespace {

@@ -1,7 +1,6 @@
 #include "memory/gpu_memory.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace ringtrain {
 namespace {

@@ -9,7 +9,6 @@
 #include "collectives/choose.h"
 #include "kernels/reduce.h"
 #include "python/bind.h"
-#include "runtime/autotune.h"
 #include "runtime/engine.h"
 #include "runtime/submission_builder.h"
 

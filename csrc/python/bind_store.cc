@@ -1,6 +1,4 @@
 // A worker's side of key-value stores that servers keep.
-#include <nanobind/stl/map.h>
-#include <nanobind/stl/vector.h>
 
 #include "base/clock.h"
 #include "base/fork.h"

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <memory>
 #include <sstream>
-#include <utility>
 
 #include "base/signals.h"
 #include "base/thread_annotations.h"

@@ -15,7 +15,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/signals.h"
-#include "base/thread_annotations.h"
 
 namespace ringtrain {
 namespace {

@@ -3,12 +3,8 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <limits>
-#include <utility>
 
 #include "base/fork.h"
-#include "base/log.h"
-#include "base/thread_annotations.h"
 
 namespace ringtrain {
 namespace {

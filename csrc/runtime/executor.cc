@@ -1,10 +1,7 @@
 #include "runtime/executor.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <map>
-#include <memory>
 #include <new>
 #include <utility>
 

@@ -3,18 +3,13 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <algorithm>
 #include <cstring>
-#include <functional>
 #include <limits>
-#include <string>
-#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/signals.h"
-#include "coordination/shm_channel.h"
 #include "coordination/tree_channel.h"
 
 namespace ringtrain {

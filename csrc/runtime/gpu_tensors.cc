@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "collectives/gpu/staged_group.h"
 #include "collectives/group.h"
 
 namespace ringtrain {

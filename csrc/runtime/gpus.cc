@@ -8,7 +8,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "collectives/choose.h"
-#include "collectives/gpu/nccl_group.h"
 #include "collectives/gpu/staged_group.h"
 
 namespace ringtrain {

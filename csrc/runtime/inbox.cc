@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "record/timeline.h"
 
 namespace ringtrain {
 namespace {

@@ -1,7 +1,6 @@
 #include "runtime/lane.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "base/log.h"

@@ -1,7 +1,6 @@
 #include "runtime/message_links.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "collectives/group.h"

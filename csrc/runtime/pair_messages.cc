@@ -1,7 +1,5 @@
 #include "runtime/pair_messages.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <array>
 #include <climits>

@@ -8,9 +8,7 @@
 #include "base/log.h"
 #include "collectives/choose.h"
 #include "collectives/network/link_rates.h"
-#include "collectives/shm/shm_group.h"
 #include "network/network.h"
-#include "runtime/fabric.h"
 
 namespace ringtrain {
 

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "runtime/engine.h"
-
 namespace ringtrain {
 
 namespace {

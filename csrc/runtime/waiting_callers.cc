@@ -1,7 +1,5 @@
 #include "runtime/waiting_callers.h"
 
-#include <algorithm>
-
 namespace ringtrain {
 
 WaitingCallers::Caller::Caller(WaitingCallers& all, const Handle& handle, Flag* kept_bell)

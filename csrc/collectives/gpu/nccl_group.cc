@@ -4,9 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
-#include <utility>
-
-#include "collectives/group.h"
 
 namespace ringtrain {
 namespace {

@@ -1,7 +1,6 @@
 #include "collectives/gpu/staged_group.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
 #include "collectives/piece_layout.h"

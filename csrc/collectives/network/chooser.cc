@@ -14,9 +14,7 @@
 // KB and so on in its first round trips, where a ring keeps to one connection.
 #include "collectives/network/chooser.h"
 
-#include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "base/error.h"
 #include "collectives/network/library.h"

@@ -25,7 +25,6 @@
 // in MPICH", 2005, whose partners differ in one bit, so that they need a power of two.
 #include "collectives/network/halving.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "kernels/copy.h"

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
-#include <string>
 #include <tuple>
-#include <utility>
 
 #include "collectives/network/algorithms.h"
 #include "collectives/network/packing.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "collectives/group.h"
 #include "collectives/network/algorithms.h"
 #include "collectives/network/exchange.h"
 #include "collectives/network/halving.h"

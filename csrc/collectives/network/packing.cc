@@ -1,7 +1,5 @@
 #include "collectives/network/packing.h"
 
-#include "kernels/copy.h"
-
 namespace ringtrain {
 namespace {
 

@@ -1,9 +1,5 @@
 #include "collectives/network/pipeline.h"
 
-#include <algorithm>
-
-#include "collectives/group.h"
-
 namespace ringtrain {
 namespace {
 

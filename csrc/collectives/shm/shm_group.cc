@@ -1,11 +1,8 @@
 #include "collectives/shm/shm_group.h"
 
-#include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "base/error.h"
-#include "collectives/piece_layout.h"
 #include "kernels/copy.h"
 
 namespace ringtrain {
