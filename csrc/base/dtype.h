@@ -44,6 +44,8 @@ constexpr const char* name_of(Reduce reduce) {
 }
 
 constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+// In what dtype values are summed and updated: 16-bit floats would be rounded each time, or overflow.
+constexpr DType wide(DType dtype) { return is_half(dtype) ? DType::float32 : dtype; }
 
 constexpr bool is_unsigned(DType dtype) {
   return dtype == DType::uint8 || dtype == DType::uint16 || dtype == DType::uint32 || dtype == DType::uint64;

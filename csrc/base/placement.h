@@ -21,6 +21,12 @@ struct Placement {
   // This rank's place among those of its node.
   int place_on_node() const;
   std::vector<int> distinct_nodes() const;  // ascending
+  // The ranks at this place of each node, by node.
+  std::vector<int> column(size_t place) const {
+    std::vector<int> column;
+    for (const int node : distinct_nodes()) column.push_back(ranks[static_cast<size_t>(on_node(node).at(place))]);
+    return column;
+  }
   // `of_nodes`: by node; empty where they are alike or unknown.
   void set_link_rates(const std::vector<uint64_t>& of_nodes);
   // Of some of its ranks, each alone on its node; nothing for others, which share links.

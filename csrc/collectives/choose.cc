@@ -36,10 +36,7 @@ NetworkGroup::Setup flat_setup(const Placement& placement, const Options& option
 }  // namespace
 
 NetworkGroup::Setup cross_setup(const Placement& placement, const Options& options) {
-  std::vector<int> leaders;
-  for (const int node : placement.distinct_nodes())
-    leaders.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node).front())]);
-  return network_setup(options.cross_algorithm, options, placement.link_rates_of(leaders),
+  return network_setup(options.cross_algorithm, options, placement.link_rates_of(placement.column(0)),
                        static_cast<size_t>(placement.fewest_ranks_on_a_node()));
 }
 
@@ -94,11 +91,8 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
       options.cross_algorithm != "mpi",
       across.by_ranks,
       across.chooser(nodes.size(), tuning)};
-  if (placement.place_on_node() < parts.columns) {
-    std::vector<int> cross;  // the rank with this rank's place on each node
-    for (const auto& of_node : parts.ranks) cross.push_back(placement.ranks[of_node[placement.place_on_node()]]);
-    parts.cross = connect(across, cross, parts.own_node);
-  }
+  if (placement.place_on_node() < parts.columns)
+    parts.cross = connect(across, placement.column(static_cast<size_t>(placement.place_on_node())), parts.own_node);
   return std::make_unique<HierarchicalGroup>(std::move(parts), std::move(flat));
 }
 

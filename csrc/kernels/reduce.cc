@@ -209,6 +209,17 @@ void narrow(DType dtype, double factor, void* destination, const float* source, 
   variant()->narrow(dtype, factor, destination, source, count);
 }
 
+void convert(const void* source, DType from, void* destination, DType to, size_t count) {
+  if (from == to)
+    copy(destination, source, count * size_of(to));
+  else if (is_half(from) && to == DType::float32)
+    widen(from, static_cast<float*>(destination), source, count);
+  else if (from == DType::float32 && is_half(to))
+    narrow(to, 1.0, destination, static_cast<const float*>(source), count);
+  else
+    throw invalid(std::string("values of ") + name_of(from) + " cannot be " + name_of(to) + " here");
+}
+
 void choose_simd(const std::string& name) {
   const std::vector<const Variant*> variants = variants_of_this_cpu();
   std::string choices = "auto";

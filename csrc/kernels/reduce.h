@@ -35,6 +35,9 @@ void scale(DType dtype, double factor, void* destination, const void* source, si
 void widen(DType dtype, float* destination, const void* source, size_t count);
 void narrow(DType dtype, double factor, void* destination, const float* source, size_t count);
 
+// Converts between 16-bit floats and float32, or copies. Throws Error(invalid) for other pairs.
+void convert(const void* source, DType from, void* destination, DType to, size_t count);
+
 // "auto", "scalar", "avx2", "avx512" or "neon". Throws Error(invalid) if this CPU cannot. Call before the first
 // reduction.
 void choose_simd(const std::string& name);

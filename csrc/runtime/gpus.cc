@@ -74,9 +74,7 @@ void GpuGroups::make_hierarchy(int process_set, const Placement& placement) {
 std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& placement, const Seat& seat) {
   if (options_.gpu_cross_algorithm == "nccl") return connect(process_set, seat);
   if (seat.color == NcclComm::kNoColor) return nullptr;
-  std::vector<int> ranks;
-  for (const int node : placement.distinct_nodes())
-    ranks.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node)[static_cast<size_t>(seat.color)])]);
+  const std::vector<int> ranks = placement.column(static_cast<size_t>(seat.color));
   const int tag = kFirstGroupTag + process_set % kGroupTags;
   const auto peers = [&] { return Endpoint(*fabric_.network(), ranks, seat.place, tag, &watch_); };
   auto host = make_network_group(peers(), tuning_, cross_setup(placement, options_));

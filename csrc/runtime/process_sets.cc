@@ -53,12 +53,9 @@ LinkRates ProcessSets::find_link_rates() {
 }
 
 LinkRates ProcessSets::measure_links(const Placement& placement) {
-  std::vector<int> leaders;
-  for (const int node : placement.distinct_nodes())
-    leaders.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node).front())]);
   LinkRates rates;
   if (placement.place_on_node() == 0) {
-    Endpoint peers(*fabric_.network(), leaders, placement.own_node(), kFirstGroupTag, &fabric_.watch());
+    Endpoint peers(*fabric_.network(), placement.column(0), placement.own_node(), kFirstGroupTag, &fabric_.watch());
     rates = measure_link_rates(std::move(peers), tuning_);
   }
   Writer writer;

@@ -32,9 +32,7 @@ int power_of(int ranks) {
 }
 
 // 16-bit floats are added in float32.
-Reduction partial_of(const Reduction& reduction) {
-  return {is_half(reduction.dtype) ? DType::float32 : reduction.dtype, reduction.reduce};
-}
+Reduction partial_of(const Reduction& reduction) { return {wide(reduction.dtype), reduction.reduce}; }
 
 void take(const Reduction& reduction, char* sums, const void* source, size_t count) {
   if (is_half(reduction.dtype))

@@ -32,15 +32,6 @@
 namespace ringtrain {
 namespace {
 
-void convert(DType to, void* destination, DType from, const void* source, size_t count) {
-  if (from == to)
-    copy(destination, source, count * size_of(from));
-  else if (is_half(from))
-    widen(from, static_cast<float*>(destination), source, count);
-  else
-    narrow(to, 1.0, destination, static_cast<const float*>(source), count);
-}
-
 size_t longest_of(const Halving::Dtypes& dtypes) {
   return std::max({size_of(dtypes.contribution), size_of(dtypes.sum), size_of(dtypes.result)});
 }
@@ -55,7 +46,7 @@ size_t half_of(int ranks) {
 }  // namespace
 
 Halving::Dtypes Halving::Dtypes::of(DType source, DType reduced) {
-  return {source, source, is_half(reduced) ? DType::float32 : reduced, reduced, reduced};
+  return {source, source, wide(reduced), reduced, reduced};
 }
 
 Halving::Dtypes Halving::Dtypes::narrowed(DType wire) {
@@ -153,7 +144,7 @@ Message Halving::outgoing(size_t i) {
   const size_t bytes = range.count * size_of(dtype);
   if (given == dtype && !wraps(at.block, range)) return {data(range), bytes, peer};
   for_each_part_of(at.block, range, [&](const Range& part, size_t before) {
-    convert(dtype, slot_out(i) + before * size_of(dtype), given, data(part), part.count);
+    convert(data(part), given, slot_out(i) + before * size_of(dtype), dtype, part.count);
   });
   return {slot_out(i), bytes, peer};
 }
@@ -178,7 +169,7 @@ void Halving::arrived(size_t i) {
   for_each_part_of(at.block, range, [&](const Range& part, size_t before) {
     const char* data = slot_in(i) + before * size_of(travels_as(at.step));
     if (is_summing(at.step)) return add(at, part, data);
-    convert(dtypes_.destination, destination(at, part), dtypes_.result, data, part.count);
+    convert(data, dtypes_.result, destination(at, part), dtypes_.destination, part.count);
   });
 }
 
@@ -192,10 +183,10 @@ void Halving::take_rest(const Position& at) {
 void Halving::take(const Position& at, const Range& range) {
   const void* given = source(at, range);
   if (dtypes_.contribution != dtypes_.source) {
-    convert(dtypes_.contribution, narrow_slot(), dtypes_.source, given, range.count);
+    convert(given, dtypes_.source, narrow_slot(), dtypes_.contribution, range.count);
     given = narrow_slot();
   }
-  convert(dtypes_.sum, sum(at, range), dtypes_.contribution, given, range.count);
+  convert(given, dtypes_.contribution, sum(at, range), dtypes_.sum, range.count);
 }
 
 void Halving::add(const Position& at, const Range& range, const char* arrived) {
@@ -203,7 +194,7 @@ void Halving::add(const Position& at, const Range& range, const char* arrived) {
   const bool is_last = at.step + 1 == half_, is_wide = dtypes_.sum != dtypes_.result;
   if (at.step == 0 && is_wide) take(at, range);
   if (dtype != dtypes_.sum) {
-    convert(dtypes_.sum, wide_slot(), dtype, arrived, range.count);
+    convert(arrived, dtype, wide_slot(), dtypes_.sum, range.count);
     arrived = wide_slot();
   }
   const void* own = at.step == 0 && !is_wide ? source(at, range) : sum(at, range);
@@ -220,7 +211,7 @@ void Halving::finish(const Position& at, const Range& range) {
   const bool is_narrowed = dtypes_.result != dtypes_.destination;
   void* result = is_narrowed ? narrow_slot() : destination(at, range);
   narrow(dtypes_.result, reduction_.scale, result, total, range.count);
-  if (is_narrowed) convert(dtypes_.destination, destination(at, range), dtypes_.result, result, range.count);
+  if (is_narrowed) convert(result, dtypes_.result, destination(at, range), dtypes_.destination, range.count);
 }
 
 // Memory for sums is free when the block that had it has sent its last ones. A result overwrites what the step of the

@@ -23,9 +23,6 @@ size_t overlap_from_bytes(DType dtype, int columns) {
 
 Reduction unscaled(const Reduction& reduction, DType dtype) { return {dtype, reduction.reduce, 1.0}; }
 
-// In which a node adds up: 16-bit sums would be rounded, or overflow, on their way.
-DType sum_dtype(const Reduction& reduction) { return is_half(reduction.dtype) ? DType::float32 : reduction.dtype; }
-
 // Long enough for the messages of the ring to be long; short enough for all stages to be at work most of the time.
 size_t block_elements(const HierarchicalGroup::Parts& parts, size_t total, size_t element, Way way) {
   constexpr size_t kLine = 64, kMostBytes = 256 << 10, kManyBlocks = 16, kFewSlices = 4;
@@ -346,14 +343,14 @@ Summing HierarchicalGroup::summing_of(const Reduction& reduction, size_t count) 
 size_t HierarchicalGroup::node_sum_bytes(const Reduction& reduction, size_t count) const {
   if (adds_by_ranks(reduction)) return 0;
   const Summing summing = summing_of(reduction, count);
-  const Reduction sum = unscaled(reduction, sum_dtype(reduction));
+  const Reduction sum = unscaled(reduction, wide(reduction.dtype));
   const size_t column = count / static_cast<size_t>(parts_.columns);
   const bool is_doubling = !summing.is_narrowed && parts_.chooser.for_summing(summing, sum, column) == Way::doubling;
   return is_doubling ? count * size_of(sum.dtype) : 0;
 }
 
 Group::NodeSum HierarchicalGroup::add_on_node(const Reduction& reduction, const void* source, size_t count) {
-  const DType dtype = sum_dtype(reduction);
+  const DType dtype = wide(reduction.dtype);
   const size_t bytes = count * size_of(dtype);
   if (is_half(reduction.dtype)) {
     char* const wide = wide_.get(bytes);
@@ -448,7 +445,7 @@ void HierarchicalGroup::reduce_scatter_by(Way way, const Reduction& reduction, c
   void* const destination = array.destination;
   const Counts& counts = array.counts;
   const bool is_wide = is_half(reduction.dtype);
-  const DType dtype = is_wide ? DType::float32 : reduction.dtype;
+  const DType dtype = wide(reduction.dtype);
   const size_t given = size_of(reduction.dtype), element = size_of(dtype);
   const Counts own_column = parts_.of_own_column(counts), offsets = offsets_of(counts);
   const auto part_of = [&](size_t rank) { return static_cast<const char*>(source) + offsets[rank] * given; };
@@ -480,9 +477,9 @@ void HierarchicalGroup::reduce_scatter_by(Way way, const Reduction& reduction, c
 
 void HierarchicalGroup::reduce_scatter_all(const Reduction& reduction, const std::vector<Scattering>& arrays) {
   if (!parts_.is_even() || adds_by_ranks(reduction)) return flat_->reduce_scatter_all(reduction, arrays);
-  const Reduction wide = {is_half(reduction.dtype) ? DType::float32 : reduction.dtype, reduction.reduce};
+  const Reduction sum = {wide(reduction.dtype), reduction.reduce};
   const auto columns = static_cast<size_t>(parts_.columns);
-  for_each_way(parts_.chooser, wide, columns, arrays, [&](Way way, const std::vector<Scattering>& some) {
+  for_each_way(parts_.chooser, sum, columns, arrays, [&](Way way, const std::vector<Scattering>& some) {
     scatter_packed(some, rank(), size_of(reduction.dtype), packed_,
                    [&](const Scattering& array) { reduce_scatter_by(way, reduction, array); });
   });

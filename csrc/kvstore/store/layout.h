@@ -40,9 +40,6 @@ struct PartSpec {
   static PartSpec get(Reader& reader);
 };
 
-// In what dtype values are summed and updated: 16-bit floats in float32.
-constexpr DType wide(DType dtype) { return is_half(dtype) ? DType::float32 : dtype; }
-
 struct KeyChunk {
   uint32_t piece, count;  // elements
   uint64_t begin;         // element of the piece
