@@ -290,16 +290,20 @@ Agreement Ledger::agree_on_join(const Entry& entry) {
   return agreement;
 }
 
-Agreement Ledger::refuse(const Entry& entry, const RankSet& ended) {
+Agreement Ledger::failed(const Entry& entry, ErrorKind error, std::string message) {
   Agreement agreement;
   agreement.operation = first_of(entry);
-  agreement.error = ErrorKind::shut_down;
-  agreement.message =
-      title_of(request_of(entry)) + ": " + ranks_text(ended) +
-      " will never submit it: the script has ended there, or has called shutdown(). Do the ranks have "
-      "different numbers of batches? JAX's own sharding needs the same number on all ranks: drop the last "
-      "batches, or pad them.";
+  agreement.error = error;
+  agreement.message = std::move(message);
   return agreement;
+}
+
+Agreement Ledger::refuse(const Entry& entry, const RankSet& ended) {
+  return failed(entry, ErrorKind::shut_down,
+                title_of(request_of(entry)) + ": " + ranks_text(ended) +
+                    " will never submit it: the script has ended there, or has called shutdown(). Do the ranks have "
+                    "different numbers of batches? JAX's own sharding needs the same number on all ranks: drop the "
+                    "last batches, or pad them.");
 }
 
 RankSet Ledger::missing(const Key& key, const Entry& entry) const {
@@ -445,10 +449,7 @@ std::vector<Agreement> Ledger::take_stalled(double now) {
       ++it;
       continue;
     }
-    Agreement& agreement = agreements.emplace_back();
-    agreement.operation = first_of(it->second);
-    agreement.error = ErrorKind::stalled;
-    agreement.message = describe(it->first, it->second, now);
+    agreements.push_back(failed(it->second, ErrorKind::stalled, describe(it->first, it->second, now)));
     it = erase(it);
   }
   return agreements;
@@ -457,12 +458,7 @@ std::vector<Agreement> Ledger::take_stalled(double now) {
 std::vector<Agreement> Ledger::take_deadlocked() {
   std::vector<Agreement> agreements;
   const std::string message = describe_deadlock();
-  for (const auto& [key, entry] : entries_) {
-    Agreement& agreement = agreements.emplace_back();
-    agreement.operation = first_of(entry);
-    agreement.error = ErrorKind::deadlock;
-    agreement.message = message;
-  }
+  for (const auto& [key, entry] : entries_) agreements.push_back(failed(entry, ErrorKind::deadlock, message));
   while (!entries_.empty()) erase(entries_.begin());
   return agreements;
 }

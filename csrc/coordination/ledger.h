@@ -126,6 +126,7 @@ class Ledger {
   Agreement agree(const Entry& entry) const;
   static Agreement agree_on_join(const Entry& entry);
   std::vector<std::vector<int64_t>> rows_of(const Entry& entry) const;
+  static Agreement failed(const Entry& entry, ErrorKind error, std::string message);
   static Agreement refuse(const Entry& entry, const RankSet& ended);
   bool is_new(const Entry& entry) const { return entry.order >= first_of_round_; }
   double next_question(const Entry& entry) const;
