@@ -223,7 +223,7 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
         _STORES, "is_done = actor->finish_push_of(static_cast<size_t>(*worker)) && is_done;", "(void)actor;"
     ),
     "a connection that ends drops the rest of a push that is applied": Patch(
-        _SESSION, "if (!late.empty()) home_.stores().finish(std::move(late));", ""
+        _SESSION, "if (!late.empty()) home_.shared().stores.finish(std::move(late));", ""
     ),
     "what a dead process has left of a change counts": Patch(
         _PART, "if (record.journal.load(std::memory_order_acquire) != 0) restore(part_, chunk_);", "record.journal = 0;"

@@ -58,10 +58,10 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         ("main.cc", "fibres.cc", "store.cc", "store/net.cc"),
         (
             *(f"kvstore/store/{name}.cc" for name in ("actor", "layout", "part")),
-            *(f"kvstore/wire/{name}.cc" for name in ("connection", "message")),
+            "kvstore/wire/connection.cc",
             *(f"kvstore/server/{name}.cc" for name in ("server", "server_stores", "session")),
             *(f"kvstore/worker/{name}.cc" for name in ("client", "client_store", "direct_path", "remote")),
-            *(f"kvstore/worker/{name}.cc" for name in ("remote_server", "remote_thread", "store_handle")),
+            *(f"kvstore/worker/{name}.cc" for name in ("remote_server", "store_handle")),
             *(f"kernels/{name}.cc" for name in ("copy", "optimize", "quantize", "reduce", "reduce_scalar")),
             *(f"kernels/{name}.cc" for name in ("reduce_avx2", "reduce_avx512", "reduce_neon")),
             "base/error.cc",

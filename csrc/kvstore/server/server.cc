@@ -4,14 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <utility>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "kernels/reduce.h"
-#include "record/timeline.h"
 
 namespace ringtrain {
 namespace {
@@ -46,8 +43,7 @@ void ServerThread::adopt(int worker, ByteStream bytes) {
   mailbox_.post([this, worker, shared_bytes] {
     end(worker);
     const uint64_t number = shared_.sessions.fetch_add(1) + 1;
-    Session::Home& home = *this;
-    sessions_[worker] = std::make_unique<Session>(home, worker, number, std::move(*shared_bytes));
+    sessions_[worker] = std::make_unique<Session>(*this, worker, number, std::move(*shared_bytes));
     shared_.connections.fetch_add(1);
     if (shared_.traffic.verbose >= 1)
       inform(shared_.traffic.name + ": worker " + std::to_string(worker) + " has connected");

@@ -41,11 +41,11 @@ struct ServerShared {
 };
 
 // A thread of a server: it receives from some of the workers, does what they ask, and answers.
-class ServerThread final : Session::Home {
+class ServerThread {
  public:
   // `shared` outlives this. `number`: of the server's threads.
   ServerThread(ServerShared& shared, int number);
-  ~ServerThread() override;
+  ~ServerThread();
 
   // Any thread. The first one also takes the connections that come to the server: `listen` makes what does, on it.
   using MakeConnector = std::function<std::unique_ptr<Connector>(Poller& poller)>;
@@ -57,18 +57,17 @@ class ServerThread final : Session::Home {
   size_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
   void stop();
 
- private:
-  Poller& poller() override { return poller_; }
-  Traffic& traffic() override { return shared_.traffic; }
-  ServerStores& stores() override { return shared_.stores; }
-  const ServerWords& words() const override { return shared_.words; }
-  WaitingRoom& waiting_room() override { return waiting_room_; }
-  double timeout_s() const override { return shared_.timeout_s; }
-  const std::string& row() const override { return row_; }
-  void has_changed(Part& part, size_t chunk) override;
-  void has_changed() override;
-  void has_ended(Session& session) override;
+  // On this thread, by its Sessions.
+  Poller& poller() { return poller_; }
+  ServerShared& shared() { return shared_; }
+  WaitingRoom& waiting_room() { return waiting_room_; }
+  const std::string& row() const { return row_; }  // its track in timelines
+  // Something that others may wait for has happened to a chunk; or to any.
+  void has_changed(Part& part, size_t chunk);
+  void has_changed();
+  void has_ended(Session& session);
 
+ private:
   void run();
   void take_turn();
   void end(int worker);

@@ -1,11 +1,7 @@
 #include "kvstore/server/server_stores.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -242,9 +238,7 @@ Bytes ServerStores::attach(int worker, const Head& question) {
     set_presence(*store.actors[i], worker, Presence::here);
     words.push_back(words_of_part(static_cast<uint32_t>(i), store.actors[i]->part(), worker));
   }
-  Writer writer;
-  write_list(writer, words);
-  return writer.take();
+  return bytes_of(words);
 }
 
 // A process that takes the place of a worker counts its pushes from 1 at all servers. They may have counted different
@@ -302,7 +296,7 @@ void ServerStores::join(Store& store, const JoinWords& join) {
 }
 
 void ServerStores::resume(Store& store, const EndedJoins& ended) {
-  for (const JoinWords& join : ended.joins) {
+  for (const JoinWords& join : ended) {
     store.ended_joins[join.worker] = join.number;
     const auto joined = store.joins.find(join.worker);
     if (joined == store.joins.end() || joined->second != join.number) continue;
@@ -353,8 +347,7 @@ bool ServerStores::finish_late(int worker) {
     bool is_done = std::none_of(left.begin(), left.end(), is_same);
     Actor& actor = *stores_[one.store].actors[one.part];
     const auto apply = [&] {
-      is_done =
-          actor.push_for(static_cast<size_t>(worker), one.chunk, one.seq, one.ranges.get(), one.source, one.rates);
+      is_done = actor.push_for(static_cast<size_t>(worker), one.chunk, one.seq, one.source, one.rates);
     };
     if (is_done) error_of(apply);
     if (!is_done) left.push_back(std::move(one));
@@ -449,7 +442,7 @@ Bytes ServerStores::describe(size_t part) {
   one.spec().put(writer);
   for (size_t i = 0; i < one.layout().capacity(); ++i) writer.put(one.presence(i).load());
   writer.put(static_cast<uint8_t>(store.rule.has_value()));
-  if (store.rule) store.rule->write(writer);
+  if (store.rule) put_words(writer, *store.rule);
   return writer.take();
 }
 
@@ -462,8 +455,9 @@ void ServerStores::restore(uint32_t number, const Bytes& description) {
   ++stores_[number].kept;
   for (size_t i = 0; i < actor.part().layout().capacity(); ++i) actor.part().presence(i).store(reader.get<Presence>());
   if (reader.get<uint8_t>() == 0) return;
-  stores_[number].rule = RuleWords::read(reader);
-  put_rule(actor, *stores_[number].rule, false);
+  RuleWords& rule = stores_[number].rule.emplace();
+  get_words(reader, rule);
+  put_rule(actor, rule, false);
 }
 
 void ServerStores::adopt(const std::vector<Found>& all) {

@@ -26,7 +26,7 @@ struct LateChunk {
   uint32_t store, part, chunk;
   uint64_t seq;
   std::shared_ptr<const char> body;
-  std::shared_ptr<const ElementRanges> ranges;  // null: all of the chunk
+  std::shared_ptr<const ElementRanges> ranges;  // of the source, if it has some
   Source source;                                // in the body
   Rates rates;
 };

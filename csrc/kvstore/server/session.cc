@@ -4,13 +4,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <new>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "base/error.h"
+#include "kvstore/server/server.h"
 #include "record/timeline.h"
 
 namespace ringtrain {
@@ -106,8 +102,8 @@ void require(bool fits, const char* what) {
 
 size_t ranges_bytes(const Head& head) { return head.ranges == Head::kAll ? 0 : head.ranges * sizeof(ElementRange); }
 
-Source source_of(const Head& head, const char* body) {
-  return {body + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};
+Source source_of(const Head& head, const char* body, const ElementRanges* ranges) {
+  return {body + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}, ranges};
 }
 
 // Reads the beginning of the body. Throws where it is not about elements of the chunk.
@@ -165,13 +161,13 @@ void require_array(const Head& head, Part& part) {
 
 }  // namespace
 
-Session::Session(Home& home, int worker, uint64_t number, ByteStream bytes)
+Session::Session(ServerThread& home, int worker, uint64_t number, ByteStream bytes)
     : home_(home),
       worker_(worker),
       number_(number),
-      receiving_(home.traffic().name + ", from worker " + std::to_string(worker)) {
+      receiving_(home.shared().traffic.name + ", from worker " + std::to_string(worker)) {
   Connection::Owner& owner = *this;
-  connection_ = std::make_unique<Connection>(home.poller(), owner, home.traffic(), std::move(bytes));
+  connection_ = std::make_unique<Connection>(home.poller(), owner, home.shared().traffic, std::move(bytes));
 }
 
 Session::~Session() {
@@ -210,25 +206,17 @@ void Session::take(uint32_t id, const Head& head) {
 bool Session::can_be_of_chunk(const Head& head) const {
   if (!is_of_chunk(head.said)) return false;
   if (head.body_bytes <= longest_request(Layout::kChunkBytes)) return true;
-  const auto part = home_.stores().part(head.store, head.part);
+  const auto part = home_.shared().stores.part(head.store, head.part);
   return part && head.body_bytes <= longest_request(part->layout().chunk_bytes());
 }
 
 void Session::has_ended(int) { home_.has_ended(*this); }
 
-void Session::say(uint32_t id, Said said, int64_t number) {
-  Head head;
-  head.said = said;
-  head.number = number;
-  connection_->send(id, head);
-}
+void Session::say(uint32_t id, Said said, int64_t number) { connection_->send(id, Head::of(said, number)); }
 
 void Session::refuse(uint32_t id, const Error& error) {
-  Head head;
-  head.said = Said::refused;
-  head.number = static_cast<int64_t>(error.kind());
   const std::string text = shortened(error.what());
-  connection_->send(id, head, Bytes(text.begin(), text.end()));
+  connection_->send(id, Head::of(Said::refused, static_cast<int64_t>(error.kind())), Bytes(text.begin(), text.end()));
 }
 
 void Session::note(const char* what, const Request& request, double begin_s, const std::string& track) const {
@@ -248,13 +236,13 @@ bool Session::is_full() const { return connection_->queued_bytes() > kFull; }
 Bytes Session::greet(const Head& hello) {
   require(hello.number >= 0 && hello.number < kTerms, "the term");
   term_ = static_cast<uint32_t>(hello.number);
-  if (!home_.stores().admit(worker_, term_)) throw expelled(static_cast<uint32_t>(worker_));
-  return bytes_of(home_.words());
+  if (!home_.shared().stores.admit(worker_, term_)) throw expelled(static_cast<uint32_t>(worker_));
+  return bytes_of(home_.shared().words);
 }
 
 // Requests that are not in the waiting room wait for no worker.
 Bytes Session::awaited(const Bytes& question) {
-  const std::vector<uint32_t> asked = words_of<NumberWords>(question).numbers;
+  const std::vector<uint32_t> asked = words_of<NumberWords>(question);
   const std::unordered_set<uint32_t> ids(asked.begin(), asked.end());
   std::set<uint32_t> workers;
   home_.waiting_room().visit(number_, [&](uint32_t id, const Part& part, size_t chunk, int64_t number) {
@@ -264,28 +252,26 @@ Bytes Session::awaited(const Bytes& question) {
     for (const size_t worker : actor.awaited(chunk, static_cast<uint64_t>(number)))
       workers.insert(static_cast<uint32_t>(worker));
   });
-  return bytes_of(NumberWords{{workers.begin(), workers.end()}});
+  return bytes_of(NumberWords(workers.begin(), workers.end()));
 }
 
 void Session::answer_question(uint32_t id, const Head& head) {
-  Head answer;
-  answer.said = Said::done;
   Bytes body;
   const Bytes question = head.body_bytes > 0 ? std::move(question_) : Bytes();
   question_ = Bytes();
   const auto error = error_of([&] {
     body = head.said == Said::hello     ? greet(head)
            : head.said == Said::awaited ? awaited(question)
-                                        : home_.stores().answer(worker_, head, question);
+                                        : home_.shared().stores.answer(worker_, head, question);
   });
   if (error) return refuse(id, *error);
-  connection_->send(id, answer, std::move(body));
+  connection_->send(id, Head::of(Said::done), std::move(body));
   const bool changes_nothing = head.said == Said::hello || head.said == Said::create || head.said == Said::awaited;
   if (!changes_nothing) home_.has_changed();
 }
 
 void Session::let_pass(uint32_t store) {
-  if (home_.stores().let_pass(worker_, store)) home_.has_changed();
+  if (home_.shared().stores.let_pass(worker_, store)) home_.has_changed();
 }
 
 // ----------------------------------------------------------------------------------------------------------- requests
@@ -293,10 +279,10 @@ void Session::let_pass(uint32_t store) {
 Actor& Session::actor_of(const Head& head) {
   auto& actor = actors_[{head.store, head.part}];
   if (!actor) {
-    auto part = home_.stores().part(head.store, head.part);
-    if (!part) throw lacking("keys", home_.stores().is_recovery());
+    auto part = home_.shared().stores.part(head.store, head.part);
+    if (!part) throw lacking("keys", home_.shared().stores.is_recovery());
     if (static_cast<size_t>(worker_) >= part->layout().capacity()) throw failure("the store is for fewer workers");
-    actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s(), term_);
+    actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.shared().timeout_s, term_);
   }
   return *actor;
 }
@@ -408,8 +394,7 @@ void Session::take_chunk_of_push(const Request& request) {
   if (is_over) {
     const auto refused = pushes.refused.find(head.push);
     if (refused != pushes.refused.end()) throw Error(refused->second);
-    const uint64_t counted = request.actor->pushes_of(head.chunk, static_cast<size_t>(worker_));
-    require(static_cast<uint64_t>(head.number) <= counted, "it is of a push that was refused");
+    require(head.number <= counted(*request.actor, head.chunk), "it is of a push that was refused");
     return carry_out_in_order(request);
   }
   WholePush& push = pushes.open[head.push];
@@ -451,7 +436,7 @@ void Session::apply_pushes(const PieceName& piece) {
 bool Session::begin(WholePush& push, Actor& actor) {
   if (push.count < push.chunks.size()) return false;
   for (auto& chunk : push.chunks) {
-    const auto counted = static_cast<int64_t>(actor.pushes_of(chunk->head.chunk, static_cast<size_t>(worker_)));
+    const int64_t counted = this->counted(actor, chunk->head.chunk);
     if (chunk->head.number > counted + 1) say(take_out(chunk, push)->id, Said::early, counted);
   }
   if (push.count < push.chunks.size()) return false;
@@ -526,10 +511,10 @@ void Session::leave_pushes() {
                       static_cast<uint64_t>(head.number),
                       chunk->body,
                       chunk->ranges,
-                      source_of(head, chunk->body.get()),
+                      source_of(head, chunk->body.get(), chunk->ranges.get()),
                       {head.lr, head.wd}});
     }
-  if (!late.empty()) home_.stores().finish(std::move(late));
+  if (!late.empty()) home_.shared().stores.finish(std::move(late));
 }
 
 // -------------------------------------------------------------------------------------------------- requests of chunks
@@ -556,21 +541,16 @@ Session::Result Session::carry_out(const Request& request) {
 
 Session::Result Session::push(const Request& request) {
   const Head& head = request.head;
-  const Source source = source_of(head, request.body.get());
   const bool pulls = head.said == Said::push_pull;
   std::shared_ptr<char> buffer;
   if (pulls && !is_full()) buffer = answer_buffer(request.actor->part());
   Answer answer{buffer.get(), head.wanted};
-  const auto number = static_cast<uint64_t>(head.number);
-  const Rates rates{head.lr, head.wd};
   const double begin_s = begin_of_stretch();
-  const Outcome outcome =
-      request.ranges
-          ? request.actor->push_ranges(head.chunk, number, *request.ranges, source, rates, request.has_begun)
-          : request.actor->push(head.chunk, number, source, rates, buffer ? &answer : nullptr, request.has_begun);
+  const Outcome outcome = request.actor->push(head.chunk, static_cast<uint64_t>(head.number),
+                                              source_of(head, request.body.get(), request.ranges.get()),
+                                              {head.lr, head.wd}, buffer ? &answer : nullptr, request.has_begun);
   if (outcome == Outcome::early) {
-    say(request.id, Said::early,
-        static_cast<int64_t>(request.actor->pushes_of(head.chunk, static_cast<size_t>(worker_))));
+    say(request.id, Said::early, counted(*request.actor, head.chunk));
     return Result::over;
   }
   if (outcome == Outcome::busy || outcome == Outcome::full) return Result::busy;
@@ -586,11 +566,9 @@ Session::Result Session::push(const Request& request) {
 }
 
 Reading Session::read(const Request& request, Answer& answer) {
-  const auto number = static_cast<uint64_t>(request.head.number);
+  answer.ranges = request.ranges.get();
   const double begin_s = begin_of_stretch();
-  const Reading reading = request.ranges
-                              ? request.actor->read_ranges(request.head.chunk, number, *request.ranges, answer)
-                              : request.actor->read(request.head.chunk, number, answer);
+  const Reading reading = request.actor->read(request.head.chunk, static_cast<uint64_t>(request.head.number), answer);
   if (reading == Reading::done) note("answer", request, begin_s, home_.row());
   return reading;
 }
@@ -612,9 +590,8 @@ Session::Result Session::pull(const Request& request) {
 }
 
 void Session::wait_for_value(const Request& request) {
-  const uint64_t counted = request.actor->pushes_of(request.head.chunk, static_cast<size_t>(worker_));
-  if (static_cast<uint64_t>(request.head.number) > counted)
-    return say(request.id, Said::early, static_cast<int64_t>(counted));
+  const int64_t counted = this->counted(*request.actor, request.head.chunk);
+  if (request.head.number > counted) return say(request.id, Said::early, counted);
   say(request.id, Said::held);
   Request without_body = request;
   without_body.body.reset();
@@ -644,9 +621,7 @@ bool Session::try_to_answer(const Request& request) {
 }
 
 void Session::send_value(const Request& request, const Answer& answer, std::shared_ptr<char> buffer) {
-  Head head;
-  head.said = Said::done;
-  head.number = static_cast<int64_t>(answer.num_update);
+  Head head = Head::of(Said::done, static_cast<int64_t>(answer.num_update));
   const KeyChunk& chunk = request.actor->part().chunk(request.head.chunk);
   const size_t count = request.ranges ? count_of(*request.ranges) : chunk.count;
   head.body_bytes = static_cast<uint32_t>(count * size_of(answer.dtype));
@@ -676,8 +651,7 @@ Session::Result Session::read_state(const Request& request) {
   const KeyChunk& chunk = request.actor->part().chunk(head.chunk);
   auto buffer = answer_buffer(request.actor->part());
   if (!request.actor->read_array(head.chunk, static_cast<size_t>(head.number), buffer.get())) return Result::busy;
-  Head answer;
-  answer.said = Said::done;
+  Head answer = Head::of(Said::done);
   answer.body_bytes = static_cast<uint32_t>(head.number == 0 ? chunk.value_bytes() : chunk.wide_bytes());
   connection_->send(request.id, answer, buffer.get(), buffer);
   return Result::over;

@@ -73,28 +73,13 @@ class WaitingRoom {
   std::set<Name> names_;
 };
 
+class ServerThread;
+
+// On the thread of the server that is its home.
 class Session final : Connection::Owner {
  public:
-  // The thread of the server, as a Session sees it.
-  class Home {
-   public:
-    virtual ~Home() = default;
-    virtual Poller& poller() = 0;
-    virtual Traffic& traffic() = 0;
-    virtual ServerStores& stores() = 0;
-    virtual const ServerWords& words() const = 0;
-    virtual WaitingRoom& waiting_room() = 0;
-    virtual double timeout_s() const = 0;
-    // The track of this thread in timelines.
-    virtual const std::string& row() const = 0;
-    // Something that others may wait for has happened to a chunk; or to any.
-    virtual void has_changed(Part& part, size_t chunk) = 0;
-    virtual void has_changed() = 0;
-    virtual void has_ended(Session& session) = 0;
-  };
-
   // `home` outlives this. `number`: of all sessions.
-  Session(Home& home, int worker, uint64_t number, ByteStream bytes);
+  Session(ServerThread& home, int worker, uint64_t number, ByteStream bytes);
   ~Session() override;
 
   int worker() const { return worker_; }
@@ -144,6 +129,10 @@ class Session final : Connection::Owner {
   void let_pass(uint32_t store);
   void take_request(uint32_t id, const Head& head);
   Actor& actor_of(const Head& head);
+  // How many pushes of this worker a chunk has counted.
+  int64_t counted(const Actor& actor, size_t chunk) const {
+    return static_cast<int64_t>(actor.pushes_of(chunk, static_cast<size_t>(worker_)));
+  }
   Result carry_out(const Request& request);
   Result push(const Request& request);
   Reading read(const Request& request, Answer& answer);
@@ -177,7 +166,7 @@ class Session final : Connection::Owner {
   // Notes the work on a chunk on a track, in the timeline.
   void note(const char* what, const Request& request, double begin_s, const std::string& track) const;
 
-  Home& home_;
+  ServerThread& home_;
   const int worker_;
   uint32_t term_ = 0;  // of the worker's process, as it has said
   const uint64_t number_;

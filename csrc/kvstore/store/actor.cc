@@ -1,17 +1,21 @@
 #include "kvstore/store/actor.h"
 
-#include <algorithm>
 #include <cstring>
 #include <limits>
-#include <string>
 #include <utility>
 
-#include "base/error.h"
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
 
 namespace ringtrain {
 namespace {
+
+// Calls visit(range) for each of the ranges; null: for all elements of a chunk of so many.
+template <typename Visit>
+void for_ranges(const ElementRanges* ranges, uint32_t count, Visit visit) {
+  if (!ranges) return visit(ElementRange{0, count});
+  for (const ElementRange& range : *ranges) visit(range);
+}
 
 size_t up_to_line(size_t bytes) {
   constexpr size_t kLine = 64;
@@ -116,6 +120,8 @@ Error expelled(uint32_t worker) {
 
 Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer,
                     bool has_begun) {
+  if (source.ranges && part_->spec().is_synchronous)
+    return push(chunk, seq, spread(part_->chunk(chunk), source), rates, answer, has_begun);
   Outcome outcome;
   {
     const HeldChunk held(*part_, chunk, number_);
@@ -128,28 +134,20 @@ Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rate
       return Outcome::early;
     else
       outcome = part_->spec().is_synchronous ? push_in_round(chunk, seq, source, rates)
-                                             : push_at_once(chunk, number_, seq, nullptr, source, rates);
+                                             : push_at_once(chunk, number_, seq, source, rates);
     if (answer && outcome != Outcome::full && is_ready(chunk, seq)) answer_from(chunk, *answer);
   }
-  const bool is_awaited = part_->spec().is_synchronous || part_->spec().max_staleness != PartSpec::kNoBound;
-  if (outcome == Outcome::applied && is_awaited) part_->ring();
+  if (outcome == Outcome::applied && waits_for_others()) part_->ring();
   return outcome;
 }
 
-// Null: all elements.
-Outcome Actor::push_at_once(size_t chunk, size_t worker, uint64_t seq, const ElementRanges* ranges,
-                            const Source& source, const Rates& rates) {
+Outcome Actor::push_at_once(size_t chunk, size_t worker, uint64_t seq, const Source& source, const Rates& rates) {
   const KeyChunk& place = part_->chunk(chunk);
   const UpdateRule& rule = required_rule(chunk);
-  if (rule.is_program())
-    return leave(chunk, worker, seq, ranges ? Source{spread(place, *ranges, source), wide(place.dtype), {}} : source);
-  const void* gradient = own_.get();
-  if (ranges)
-    convert(source.values, source.dtype, own_.get(), wide(place.dtype), count_of(*ranges));
-  else
-    gradient = widened(place, source);
+  if (rule.is_program()) return leave(chunk, worker, seq, source.ranges ? spread(place, source) : source);
+  const void* const gradient = widened(place, source);
   ChunkChange change(*part_, chunk, number_, arrays_of(place, &rule), {worker, 1});
-  apply(change, chunk, rule, ranges, gradient, rates);
+  apply(change, chunk, rule, source.ranges, gradient, rates);
   part_->worker(chunk, worker).pushes = seq;
   change.commit(1);
   return Outcome::applied;
@@ -337,7 +335,11 @@ size_t Actor::held() {
 
 void Actor::answer_from(size_t chunk, Answer& answer) {
   const KeyChunk& place = part_->chunk(chunk);
-  convert(part_->value(chunk), place.dtype, answer.place, answer.dtype, place.count);
+  char* to = static_cast<char*>(answer.place);
+  for_ranges(answer.ranges, place.count, [&](const ElementRange& range) {
+    convert(part_->value(chunk) + range.begin * size_of(place.dtype), place.dtype, to, answer.dtype, range.count);
+    to += range.count * size_of(answer.dtype);
+  });
   answer.num_update = num_update(chunk);
   answer.is_there = true;
 }
@@ -350,7 +352,8 @@ const void* Actor::widened(const KeyChunk& chunk, const Source& source) {
     return own_.get();
   }
   if (source.dtype == wide(chunk.dtype)) return source.values;
-  convert(source.values, source.dtype, own_.get(), wide(chunk.dtype), chunk.count);
+  const size_t count = source.ranges ? count_of(*source.ranges) : chunk.count;
+  convert(source.values, source.dtype, own_.get(), wide(chunk.dtype), count);
   return own_.get();
 }
 
@@ -381,12 +384,9 @@ void Actor::apply(ChunkChange& change, size_t chunk, const UpdateRule& rule, con
   const bool has_master = is_half(place.dtype);
   const size_t bytes = size_of(wide(place.dtype));
   const UpdateRule::Step step = {static_cast<int64_t>(++part_->record(chunk).updates), rates.lr, rates.wd};
-  const ElementRange all = {0, place.count};
-  const ElementRange* const first = ranges ? ranges->data() : &all;
   if (ranges) change.copy_arrays();
   const char* grad = static_cast<const char*>(gradient);
-  for (size_t number = 0; number < (ranges ? ranges->size() : 1); ++number) {
-    const ElementRange& range = first[number];
+  for_ranges(ranges, place.count, [&](const ElementRange& range) {
     const size_t begin = range.begin * bytes;
     UpdateRule::Arrays arrays;
     arrays.dtype = wide(place.dtype);
@@ -404,7 +404,7 @@ void Actor::apply(ChunkChange& change, size_t chunk, const UpdateRule& rule, con
       convert(arrays.new_weight, DType::float32, value, place.dtype, range.count);
     }
     grad += range.count * bytes;
-  }
+  });
 }
 
 void Actor::store(ChunkChange& change, size_t chunk, const void* wide_values) {
@@ -417,8 +417,16 @@ bool Actor::was_carried_out(size_t chunk, uint64_t change) const {
   return change != 0 && change_number(term_, change) <= part_->worker(chunk, number_).change;
 }
 
-void Actor::note_changed(size_t chunk, uint64_t change) {
+template <typename Write>
+bool Actor::change_once(size_t chunk, uint32_t arrays, uint64_t change, Write write) {
+  const HeldChunk held(*part_, chunk, number_);
+  if (!held) return false;
+  if (was_carried_out(chunk, change)) return true;
+  ChunkChange whole(*part_, chunk, number_, arrays, {number_, change != 0});
+  write(whole);
   if (change != 0) part_->worker(chunk, number_).change = change_number(term_, change);
+  whole.commit(0);
+  return true;
 }
 
 bool Actor::assign(size_t chunk, const void* values, uint64_t change) {
@@ -430,7 +438,7 @@ bool Actor::assign(size_t chunk, const void* values, uint64_t change) {
   ChunkChange whole(*part_, chunk, number_, kValue | (has_master ? kMaster : 0), {number_, change != 0});
   copy(whole.to(0), values, place.value_bytes());
   if (has_master) convert(values, place.dtype, whole.to(1), DType::float32, place.count);
-  note_changed(chunk, change);
+  if (change != 0) part_->worker(chunk, number_).change = change_number(term_, change);
   whole.commit(0);
   return true;
 }
@@ -555,25 +563,12 @@ bool Actor::read_array(size_t chunk, size_t array, void* place) {
 }
 
 bool Actor::write_array(size_t chunk, size_t array, const void* values, uint64_t change) {
-  const HeldChunk held(*part_, chunk, number_);
-  if (!held) return false;
-  if (was_carried_out(chunk, change)) return true;
-  ChunkChange whole(*part_, chunk, number_, 1u << array, {number_, change != 0});
-  copy(whole.to(array), values, part_->chunk(chunk).bytes_of(array));
-  note_changed(chunk, change);
-  whole.commit(0);
-  return true;
+  return change_once(chunk, 1u << array, change,
+                     [&](ChunkChange& whole) { copy(whole.to(array), values, part_->chunk(chunk).bytes_of(array)); });
 }
 
 bool Actor::set_num_update(size_t chunk, uint64_t num_update, uint64_t change) {
-  const HeldChunk held(*part_, chunk, number_);
-  if (!held) return false;
-  if (was_carried_out(chunk, change)) return true;
-  ChunkChange whole(*part_, chunk, number_, 0, {number_, change != 0});
-  part_->record(chunk).updates = num_update;
-  note_changed(chunk, change);
-  whole.commit(0);
-  return true;
+  return change_once(chunk, 0, change, [&](ChunkChange&) { part_->record(chunk).updates = num_update; });
 }
 
 uint64_t Actor::fewest_pushes(size_t piece, size_t worker) const {
@@ -583,53 +578,17 @@ uint64_t Actor::fewest_pushes(size_t piece, size_t worker) const {
   return fewest;
 }
 
-// Some elements of a chunk, as rows of a key want it.
-
-Outcome Actor::push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source,
-                           const Rates& rates, bool has_begun) {
-  const KeyChunk& place = part_->chunk(chunk);
-  if (part_->spec().is_synchronous)
-    return push(chunk, seq, {spread(place, ranges, source), wide(place.dtype), {}}, rates, nullptr);
-  {
-    const HeldChunk held(*part_, chunk, number_);
-    if (!held) return Outcome::busy;
-    if (!has_begun) require_term();
-    const uint64_t before = part_->worker(chunk, number_).pushes;
-    if (seq <= before) return Outcome::duplicate;
-    if (seq != before + 1) return Outcome::early;
-    const Outcome outcome = push_at_once(chunk, number_, seq, &ranges, source, rates);
-    if (outcome != Outcome::applied) return outcome;
-  }
-  if (part_->spec().max_staleness != PartSpec::kNoBound) part_->ring();
-  return Outcome::applied;
-}
-
 // All of the chunk: zeros where nothing is pushed.
-const void* Actor::spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source) {
+Source Actor::spread(const KeyChunk& chunk, const Source& source) {
   if (!spread_) spread_.reset(new char[part_->layout().chunk_bytes()]);
   std::memset(spread_.get(), 0, chunk.wide_bytes());
   const char* from = static_cast<const char*>(source.values);
-  const size_t bytes = size_of(wide(chunk.dtype));
-  for (const ElementRange& range : ranges) {
-    convert(from, source.dtype, spread_.get() + range.begin * bytes, wide(chunk.dtype), range.count);
+  const DType dtype = wide(chunk.dtype);
+  for (const ElementRange& range : *source.ranges) {
+    convert(from, source.dtype, spread_.get() + range.begin * size_of(dtype), dtype, range.count);
     from += range.count * size_of(source.dtype);
   }
-  return spread_.get();
-}
-
-Reading Actor::read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& ranges, Answer& answer) {
-  const HeldChunk held(*part_, chunk, number_);
-  if (!held) return Reading::busy;
-  if (!is_ready(chunk, pushes)) return Reading::not_yet;
-  const KeyChunk& place = part_->chunk(chunk);
-  char* to = static_cast<char*>(answer.place);
-  for (const ElementRange& range : ranges) {
-    convert(part_->value(chunk) + range.begin * size_of(place.dtype), place.dtype, to, answer.dtype, range.count);
-    to += range.count * size_of(answer.dtype);
-  }
-  answer.num_update = num_update(chunk);
-  answer.is_there = true;
-  return Reading::done;
+  return {spread_.get(), dtype, {}};
 }
 
 // Pushes of several chunks, which are to be whole also if their process dies between two of them.
@@ -766,16 +725,15 @@ bool Actor::finish_chunk_of(size_t worker, size_t chunk, uint64_t version, const
   std::memcpy(sum_.get(), part_->stage_data(worker) + from, bytes_of(count));
   std::atomic_thread_fence(std::memory_order_acquire);
   if (StageState{record.state.load()}.version() != version) return true;
-  return push_at_once(chunk, worker, seq, ranges, {sum_.get(), dtype, quantizer}, rates) != Outcome::full;
+  return push_at_once(chunk, worker, seq, {sum_.get(), dtype, quantizer, ranges}, rates) != Outcome::full;
 }
 
-bool Actor::push_for(size_t worker, size_t chunk, uint64_t seq, const ElementRanges* ranges, const Source& source,
-                     const Rates& rates) {
+bool Actor::push_for(size_t worker, size_t chunk, uint64_t seq, const Source& source, const Rates& rates) {
   {
     const HeldChunk held(*part_, chunk, number_);
     if (!held) return false;
     if (part_->worker(chunk, worker).pushes + 1 != seq) return true;
-    if (push_at_once(chunk, worker, seq, ranges, source, rates) == Outcome::full) return false;
+    if (push_at_once(chunk, worker, seq, source, rates) == Outcome::full) return false;
   }
   part_->ring();
   return true;

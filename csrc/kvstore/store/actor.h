@@ -50,11 +50,12 @@ class SlotPool {
   uint32_t reserved_ = 0;
 };
 
-// A worker's values for one chunk: all of them, on a multiple of their element's bytes.
+// A worker's values for one chunk, on a multiple of their element's bytes.
 struct Source {
   const void* values;
-  DType dtype;          // of the key, or float32 for 16-bit floats
-  Quantizer quantizer;  // of a kind: then `values` are codes for a float32 key
+  DType dtype;                            // of the key, or float32 for 16-bit floats
+  Quantizer quantizer;                    // of a kind: then `values` are codes for a float32 key
+  const ElementRanges* ranges = nullptr;  // of these elements, one behind the other; null: all of the chunk
 };
 
 struct Rates {
@@ -64,9 +65,10 @@ struct Rates {
 // Where the value of a chunk goes.
 struct Answer {
   void* place;
-  DType dtype;              // of the key, or for 16-bit floats float32
-  bool is_there = false;    // whether it went
-  uint64_t num_update = 0;  // of the value that did
+  DType dtype;                            // of the key, or for 16-bit floats float32
+  const ElementRanges* ranges = nullptr;  // as in Source
+  bool is_there = false;                  // whether it went
+  uint64_t num_update = 0;                // of the value that did
 };
 
 enum class Outcome : uint8_t {
@@ -101,20 +103,15 @@ class Actor {
   uint32_t number() const { return number_; }
   bool is_server() const { return number_ == part_->layout().actor_of_server(); }
 
-  // The `seq`-th push of a key by this worker, counted from 1. `answer` may be null; it gets the value if the state is
-  // there that a read() after this push needs. Throws where an asynchronous store has no rule: invalid, or peer_lost
-  // if its server has taken the place of a lost one.
+  // The `seq`-th push of a key by this worker, counted from 1. Elements that are not pushed are not updated; in a round
+  // they count as zero. `answer` may be null; it gets the value if the state is there that a read() after this push
+  // needs. Throws where an asynchronous store has no rule: invalid, or peer_lost if its server has taken the place of a
+  // lost one.
   // `has_begun`: another chunk of this push was pushed before, so a later term does not end it.
   Outcome push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer,
                bool has_begun = false);
   // The value, when `pushes` of this worker are in it, and the others are not too far behind.
   Reading read(size_t chunk, uint64_t pushes, Answer& answer);
-
-  // The same of some elements of a chunk, whose values are one behind the other. Other elements are not updated; in
-  // a round they count as zero.
-  Outcome push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source, const Rates& rates,
-                      bool has_begun = false);
-  Reading read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& ranges, Answer& answer);
 
   // Copies a push to a piece of an asynchronous store to the memory of the Part, before the first chunk is pushed. If
   // this process dies in between, the server applies the rest. The values of the chunks follow each other. `ranges`: of
@@ -127,10 +124,9 @@ class Actor {
   // For the server. Applies the push that a dead worker has copied to the chunks that have not counted it. Returns
   // false where one of them is busy, or the worker writes another push: it is to be called again.
   bool finish_push_of(size_t worker);
-  // For the server. Applies the next push of a worker to a chunk, in place of a connection that has ended. `ranges`:
-  // null for all of the chunk. Returns false where the chunk is busy.
-  bool push_for(size_t worker, size_t chunk, uint64_t seq, const ElementRanges* ranges, const Source& source,
-                const Rates& rates);
+  // For the server. Applies the next push of a worker to a chunk, in place of a connection that has ended. Returns
+  // false where the chunk is busy.
+  bool push_for(size_t worker, size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
   // Throws peer_lost where another process has taken, or may take, the place of this one.
   void require_term() const;
 
@@ -187,14 +183,15 @@ class Actor {
   void put_in_order(double timeout_s);
   // Whether a change was carried out before. Throws peer_lost as require_term() does.
   bool was_carried_out(size_t chunk, uint64_t change) const;
-  // Within a ChunkChange.
-  void note_changed(size_t chunk, uint64_t change);
+  // Calls write(ChunkChange) for these arrays, and counts the change, unless it was carried out before. Returns false
+  // where the chunk is busy.
+  template <typename Write>
+  bool change_once(size_t chunk, uint32_t arrays, uint64_t change, Write write);
   std::unique_ptr<HeldStage> hold_stage() const;
   // Lets a process that may do so change the state of its record.
   template <typename Next>
   void advance_stage(Next next);
-  const void* spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source);
-  // Null: all elements.
+  Source spread(const KeyChunk& chunk, const Source& source);
   void apply(ChunkChange& change, size_t chunk, const UpdateRule& rule, const ElementRanges* ranges,
              const void* gradient, const Rates& rates);
   const UpdateRule* rule_of(size_t chunk);
@@ -202,8 +199,7 @@ class Actor {
   const void* widened(const KeyChunk& chunk, const Source& source);
   uint32_t arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const;
   void store(ChunkChange& change, size_t chunk, const void* wide_values);
-  Outcome push_at_once(size_t chunk, size_t worker, uint64_t seq, const ElementRanges* ranges, const Source& source,
-                       const Rates& rates);
+  Outcome push_at_once(size_t chunk, size_t worker, uint64_t seq, const Source& source, const Rates& rates);
   ElementRanges staged_ranges(size_t worker, size_t place, size_t& next) const;
   bool finish_chunk_of(size_t worker, size_t chunk, uint64_t version, const ElementRanges* ranges, size_t begin);
   Outcome push_in_round(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);

@@ -5,8 +5,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string>
-#include <utility>
 
 #include "base/error.h"
 

@@ -1,11 +1,9 @@
 #include "kvstore/wire/connection.h"
 
-#include <errno.h>
 #include <sys/epoll.h>
 
 #include <utility>
 
-#include "base/clock.h"
 #include "base/log.h"
 
 namespace ringtrain {

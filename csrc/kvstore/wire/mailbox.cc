@@ -9,10 +9,8 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
-#include <utility>
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "base/log.h"
 #include "network/tcp.h"
 

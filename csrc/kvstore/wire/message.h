@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -77,6 +78,20 @@ struct Head {
   // more than in all that this process has asked of the chunk before, from 1 on.
   uint64_t push = 0;
   double lr = 0, wd = 0;
+
+  static Head of(Said said, int64_t number = 0) {
+    Head head;
+    head.said = said;
+    head.number = number;
+    return head;
+  }
+  static Head of_store(Said said, uint32_t store, uint32_t part = 0, uint32_t chunk = 0) {
+    Head head = of(said);
+    head.store = store;
+    head.part = part;
+    head.chunk = chunk;
+    return head;
+  }
 };
 static_assert(sizeof(Head) == 64, "no bytes that nobody has set");
 
@@ -92,8 +107,10 @@ struct ServerWords {
   int64_t pid = 0;
   std::string node;  // equal in processes that may share memory; empty: it shares none
 
-  void write(Writer& writer) const;
-  static ServerWords read(Reader& reader);
+  template <typename Words, typename Visit>
+  static void fields(Words& words, Visit visit) {
+    visit(words.identity), visit(words.pid), visit(words.node);
+  }
 };
 
 // A Part, as a process has to know it before it attaches to it. `bytes` 0: it is not in shared memory.
@@ -103,8 +120,10 @@ struct PartWords {
   PartSpec spec;
   std::vector<uint64_t> pushes;  // of each chunk, by the worker that asks
 
-  void write(Writer& writer) const;
-  static PartWords read(Reader& reader);
+  template <typename Words, typename Visit>
+  static void fields(Words& words, Visit visit) {
+    visit(words.number), visit(words.ticket), visit(words.bytes), visit(words.spec), visit(words.pushes);
+  }
 };
 
 // One join of a worker; its number is one that this worker has given to no other join of the store.
@@ -112,25 +131,13 @@ struct JoinWords {
   uint32_t worker = 0;
   int64_t number = 0;
 
-  void write(Writer& writer) const;
-  static JoinWords read(Reader& reader);
+  template <typename Words, typename Visit>
+  static void fields(Words& words, Visit visit) {
+    visit(words.worker), visit(words.number);
+  }
 };
-
-// Numbers of requests, or of workers.
-struct NumberWords {
-  std::vector<uint32_t> numbers;
-
-  void write(Writer& writer) const;
-  static NumberWords read(Reader& reader);
-};
-
-// Those of a round that is over.
-struct EndedJoins {
-  std::vector<JoinWords> joins;
-
-  void write(Writer& writer) const;
-  static EndedJoins read(Reader& reader);
-};
+using EndedJoins = std::vector<JoinWords>;  // those of a round that is over
+using NumberWords = std::vector<uint32_t>;  // of requests, or of workers
 
 struct RuleWords {
   std::string name, form;  // no name: none
@@ -138,35 +145,63 @@ struct RuleWords {
   uint8_t keeps_states = 0;  // only the numbers of the same rule are others
   int64_t begin_num_update = 0;
 
-  void write(Writer& writer) const;
-  static RuleWords read(Reader& reader);
+  template <typename Words, typename Visit>
+  static void fields(Words& words, Visit visit) {
+    visit(words.name), visit(words.form), visit(words.numbers), visit(words.keeps_states);
+    visit(words.begin_num_update);
+  }
 };
+
+// Bodies are made of numbers, texts, pairs, lists, and structs that name their fields.
+inline void put_words(Writer& writer, const PartSpec& spec) { spec.put(writer); }
+inline void get_words(Reader& reader, PartSpec& spec) { spec = PartSpec::get(reader); }
+
+template <typename Value>
+void put_words(Writer& writer, const Value& value) {
+  if constexpr (std::is_arithmetic_v<Value> || std::is_same_v<Value, std::string>)
+    writer.put(value);
+  else
+    Value::fields(value, [&](const auto& field) { put_words(writer, field); });
+}
+template <typename Value>
+void get_words(Reader& reader, Value& value) {
+  if constexpr (std::is_arithmetic_v<Value> || std::is_same_v<Value, std::string>)
+    reader.get(value);
+  else
+    Value::fields(value, [&](auto& field) { get_words(reader, field); });
+}
+
+inline void put_words(Writer& writer, const std::pair<std::string, double>& named) {
+  writer.put(named.first), writer.put(named.second);
+}
+inline void get_words(Reader& reader, std::pair<std::string, double>& named) {
+  reader.get(named.first), reader.get(named.second);
+}
+
+template <typename Value>
+void put_words(Writer& writer, const std::vector<Value>& list) {
+  writer.put(static_cast<uint64_t>(list.size()));
+  for (const Value& one : list) put_words(writer, one);
+}
+// Grows with what is there, whatever number stands before it.
+template <typename Value>
+void get_words(Reader& reader, std::vector<Value>& list) {
+  for (auto left = reader.get<uint64_t>(); left > 0; --left) get_words(reader, list.emplace_back());
+}
 
 template <typename Words>
 Bytes bytes_of(const Words& words) {
   Writer writer;
-  words.write(writer);
+  put_words(writer, words);
   return writer.take();
 }
 
 template <typename Words>
 Words words_of(const Bytes& bytes) {
   Reader reader(bytes);
-  return Words::read(reader);
-}
-
-template <typename Words>
-void write_list(Writer& writer, const std::vector<Words>& list) {
-  writer.put(static_cast<uint64_t>(list.size()));
-  for (const Words& one : list) one.write(writer);
-}
-
-// Grows with what is there, whatever number stands before it.
-template <typename Words>
-std::vector<Words> read_list(Reader& reader) {
-  std::vector<Words> list;
-  for (auto left = reader.get<uint64_t>(); left > 0; --left) list.push_back(Words::read(reader));
-  return list;
+  Words words;
+  get_words(reader, words);
+  return words;
 }
 
 }  // namespace ringtrain

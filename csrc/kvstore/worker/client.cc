@@ -6,8 +6,6 @@
 #include <atomic>
 #include <functional>
 #include <set>
-#include <thread>
-#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -90,7 +88,8 @@ StoreClient::StoreClient(StoreClientOptions options, Interrupt interrupt)
       interrupt_(interrupt),
       direct_(options_.remote.worker, options_.workers, options_.remote.timeout_s,
               [this](const DirectItem& item) {
-                remote_.poke(item.server, item.store, item.part, static_cast<uint32_t>(item.chunk));
+                const RemoteOperation& operation = *item.operation;
+                remote_.poke(operation.server, operation.store, operation.part, static_cast<uint32_t>(item.chunk));
               }),
       remote_(with_listener(options_.remote,
                             [this](int server, const Error& error) { direct_.lose_server(server, error, 0); })) {}
@@ -113,7 +112,7 @@ void StoreClient::close() {
     const Lock lock(mutex_);
     if (!ended_) ended_ = Error(ErrorKind::shut_down, "this worker has left the store");
   }
-  direct_.fail_all(Error(ErrorKind::shut_down, "the store was closed before this operation was done"));
+  direct_.end(Error(ErrorKind::shut_down, "the store was closed before this operation was done"));
 }
 
 // ------------------------------------------------------------------------------------------------------ what there is
@@ -256,7 +255,7 @@ int64_t StoreClient::join(uint32_t store) {
 
 void StoreClient::resume(uint32_t store, const std::map<uint32_t, int64_t>& joins) {
   EndedJoins ended;
-  for (const auto& [worker, number] : joins) ended.joins.push_back({worker, number});
+  for (const auto& [worker, number] : joins) ended.push_back({worker, number});
   await_all([&](int server) { return remote_.resume(server, store, ended); });
 }
 
@@ -265,46 +264,54 @@ void StoreClient::resume(uint32_t store, const std::map<uint32_t, int64_t>& join
 std::shared_ptr<StoreHandle> StoreClient::push(uint32_t store, const Ids& ids, const std::vector<Pushed>& values,
                                                int priority, bool copies) {
   require_one_of_each(ids.size(), values.size());
-  Work work;
-  work.priority = priority;
-  work.copies = copies;
-  {
-    const Lock lock(mutex_);
-    begin(work, store, ids, "push");
-    for (size_t i = 0; i < ids.size(); ++i) add(work, store, ids[i], &values[i], nullptr);
-  }
-  return carry_out(std::move(work), store, ids);
+  std::vector<Operands> operands;
+  for (const Pushed& pushed : values) operands.push_back({&pushed, nullptr, nullptr});
+  return carry_out({store, priority, copies}, ids, "push", operands);
 }
 
 std::shared_ptr<StoreHandle> StoreClient::pull(uint32_t store, const Ids& ids, const std::vector<HostArray>& outs,
                                                int priority) {
   require_one_of_each(ids.size(), outs.size());
-  Work work;
-  work.priority = priority;
-  {
-    const Lock lock(mutex_);
-    begin(work, store, ids, "pull");
-    for (size_t i = 0; i < ids.size(); ++i) add(work, store, ids[i], nullptr, &outs[i]);
-  }
-  return carry_out(std::move(work), store, {});
+  std::vector<Operands> operands;
+  for (const HostArray& out : outs) operands.push_back({nullptr, &out, nullptr});
+  return carry_out({store, priority}, ids, "pull", operands);
 }
 
 std::shared_ptr<StoreHandle> StoreClient::push_pull(uint32_t store, const Ids& ids, const std::vector<Pushed>& values,
                                                     const std::vector<HostArray>& outs, int priority) {
   require_one_of_each(ids.size(), values.size());
   require_one_of_each(ids.size(), outs.size());
-  Work work;
-  work.priority = priority;
-  {
-    const Lock lock(mutex_);
-    begin(work, store, ids, "pushpull");
-    for (size_t i = 0; i < ids.size(); ++i) add(work, store, ids[i], &values[i], &outs[i]);
-  }
-  return carry_out(std::move(work), store, ids);
+  std::vector<Operands> operands;
+  for (size_t i = 0; i < ids.size(); ++i) operands.push_back({&values[i], &outs[i], nullptr});
+  return carry_out({store, priority}, ids, "pushpull", operands);
 }
 
-void StoreClient::begin(const Work& work, uint32_t store, const Ids& ids, const char* kind) {
-  ClientStore& own = store_of(store);
+std::shared_ptr<StoreHandle> StoreClient::push_rows(uint32_t store, uint32_t id, const Rows& rows, const Pushed& values,
+                                                    int priority, bool copies) {
+  if (values.quantizer.kind != Quantizer::Kind::none) throw invalid("rows are pushed as they are, not as codes");
+  return carry_out({store, priority, copies}, {id}, "push", {{&values, nullptr, &rows}});
+}
+
+std::shared_ptr<StoreHandle> StoreClient::pull_rows(uint32_t store, uint32_t id, const Rows& rows, const HostArray& out,
+                                                    int priority) {
+  return carry_out({store, priority}, {id}, "pull", {{nullptr, &out, &rows}});
+}
+
+std::shared_ptr<StoreHandle> StoreClient::carry_out(Work work, const Ids& ids, const char* kind,
+                                                    const std::vector<Operands>& operands) {
+  {
+    const Lock lock(mutex_);
+    begin(work, ids, kind);
+    for (size_t i = 0; i < ids.size(); ++i) add(work, store_of(work.store).key(ids[i]), operands[i]);
+  }
+  const std::shared_ptr<StoreHandle> handle = work.handle;
+  start_all(std::move(work), operands.empty() || operands.front().pushed ? ids : Ids());
+  handle->end_one(std::nullopt);
+  return handle;
+}
+
+void StoreClient::begin(const Work& work, const Ids& ids, const char* kind) {
+  ClientStore& own = store_of(work.store);
   require_workers(own);
   if (own.is_synchronous()) note_round(work.handle);
   if (may_have_timeline() && !ids.empty()) {
@@ -313,97 +320,100 @@ void StoreClient::begin(const Work& work, uint32_t store, const Ids& ids, const 
   }
 }
 
-void StoreClient::add(Work& work, uint32_t store, uint32_t id, const Pushed* pushed, const HostArray* out) {
-  ClientStore& own = store_of(store);
-  ClientKey& key = own.key(id);
-  if (pushed && pushed->quantizer.kind == Quantizer::Kind::none) require_fitting(pushed->values, key, key.count);
-  if (out) require_fitting(*out, key, key.count);
+void StoreClient::add(Work& work, ClientKey& key, const Operands& operands) {
+  const auto& [pushed, out, rows] = operands;
+  if (rows) require_rows(*rows, key);
+  const uint64_t count = rows ? rows->numbers.size() * rows->elements : key.count;
+  if (pushed && pushed->quantizer.kind == Quantizer::Kind::none) require_fitting(pushed->values, key, count);
+  if (out) require_fitting(*out, key, count);
   if (pushed) ++key.pushes, ++key.begun;
   for (const ClientPiece& piece : key.pieces) {
-    if (piece.part->actor) {
-      add_direct(work, store, key, piece, pushed, out);
-      continue;
-    }
-    add_remote(work, store, key, piece, pushed, out);
+    RemoteOperation operation = operation_of(work, key, piece, operands);
+    if (piece.part->actor)
+      add_direct(work, key, piece, std::move(operation));
+    else
+      work.remote.push_back(std::move(operation));
   }
 }
 
-void StoreClient::add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece,
-                             const Pushed* pushed, const HostArray* out) {
-  const Layout& layout = *piece.part->layout;
-  std::shared_ptr<const RemoteOperation> other_way;
-  if (options_.remote.return_s > 0) {
-    add_remote(work, store, key, piece, pushed, out);
-    other_way = take_other_way(work);
-  }
-  for (size_t chunk = layout.first_chunk(piece.number); chunk < layout.first_chunk(piece.number + 1); ++chunk) {
-    const uint64_t begin = piece.begin + layout.chunks()[chunk].begin;
-    DirectItem item = {piece.part->actor.get(), chunk, key.pushes,         {},      {},       {}, work.handle, key.name,
-                       piece.part->server,      store, piece.part->number, nullptr, other_way};
-    if (pushed) {
-      item.source = {from(*pushed, begin), pushed->values.dtype, pushed->quantizer};
-      item.rates = pushed->rates;
-    }
-    if (out) item.answer = {from(*out, begin), out->dtype};
-    work.direct.push_back(std::move(item));
-  }
-}
-
-std::shared_ptr<const RemoteOperation> StoreClient::take_other_way(Work& work) const {
-  auto operation = std::make_shared<const RemoteOperation>(std::move(work.remote.back()));
-  work.remote.pop_back();
-  return operation;
-}
-
-void StoreClient::add_remote(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece,
-                             const Pushed* pushed, const HostArray* out) {
+RemoteOperation StoreClient::operation_on(uint32_t store, const ClientPiece& piece, Said said) {
   RemoteOperation operation;
-  operation.said = !out ? Said::push : pushed ? Said::push_pull : Said::pull;
+  operation.said = said;
   operation.server = piece.part->server;
   operation.store = store;
   operation.part = piece.part->number;
   operation.layout = piece.part->layout;
   operation.piece = piece.number;
+  return operation;
+}
+
+// A push of rows is one of every chunk, so that all of them count it; a pull is of those in which there are rows. The
+// values of rows are one behind the other.
+RemoteOperation StoreClient::operation_of(const Work& work, const ClientKey& key, const ClientPiece& piece,
+                                          const Operands& operands) const {
+  const auto& [pushed, out, rows] = operands;
+  RemoteOperation operation = operation_on(work.store, piece,
+                                           !out     ? Said::push
+                                           : pushed ? Said::push_pull
+                                                    : Said::pull);
+  const uint64_t begin = rows ? 0 : piece.begin;
+  if (rows)
+    operation.rows = std::make_shared<const ChunkRows>(
+        rows_of_piece(*piece.part->layout, piece.number, rows->numbers, rows->elements, pushed != nullptr));
   operation.number = static_cast<int64_t>(key.pushes);
   operation.push = key.begun;
   operation.priority = work.priority;
   operation.copies = work.copies;
   operation.call = work.handle.get();
   if (pushed) {
-    operation.values = from(*pushed, piece.begin);
+    operation.values = from(*pushed, begin);
     operation.dtype = pushed->values.dtype;
     operation.quantizer = pushed->quantizer;
     operation.lr = pushed->rates.lr;
     operation.wd = pushed->rates.wd;
   }
   if (out) {
-    operation.out = from(*out, piece.begin);
+    operation.out = from(*out, begin);
     operation.wanted = out->dtype;
   }
-  operation.done = [handle = work.handle, known = key.num_update](const std::optional<Error>& error, int64_t updates) {
-    if (!error) raise(*known, updates);
-    handle->end_one(error);
-  };
-  work.remote.push_back(std::move(operation));
+  if (!piece.part->actor || options_.remote.return_s > 0)
+    operation.done = [handle = work.handle, known = key.num_update](const std::optional<Error>& error,
+                                                                    int64_t updates) {
+      if (!error) raise(*known, updates);
+      handle->end_one(error);
+    };
+  return operation;
 }
 
-std::shared_ptr<StoreHandle> StoreClient::carry_out(Work work, uint32_t store, const Ids& pushed) {
-  const std::shared_ptr<StoreHandle> handle = work.handle;
+void StoreClient::add_direct(Work& work, const ClientKey& key, const ClientPiece& piece,
+                             RemoteOperation operation) const {
+  const auto shared = std::make_shared<const RemoteOperation>(std::move(operation));
+  for (size_t i = 0; i < shared->legs(); ++i) {
+    const RemoteOperation::Leg leg = shared->leg(i);
+    DirectItem item = {piece.part->actor.get(), leg.chunk, {}, {}, work.handle, key.name, shared};
+    if (shared->values)
+      item.source = {shared->values + shared->bytes_up_to(leg.begin), shared->dtype, shared->quantizer, leg.ranges};
+    if (shared->out) item.answer = {shared->out + leg.begin * size_of(shared->wanted), shared->wanted, leg.ranges};
+    work.direct.push_back(std::move(item));
+  }
+}
+
+// `pushed`: the keys, where this is a push.
+void StoreClient::start_all(Work work, const Ids& pushed) {
   const auto requests = std::make_shared<StoreHandle>();
-  handle->expect(static_cast<int>(work.direct.size() + work.remote.size()));
+  work.handle->expect(static_cast<int>(work.direct.size() + work.remote.size()));
   bool has_begun_all = false;
   try {
     for (RemoteOperation& operation : work.remote) start(std::move(operation), requests);
     has_begun_all = true;
-    if (!work.direct.empty()) start_instead(direct_.carry_out(std::move(work.direct), *handle, interrupt_), requests);
+    if (!work.direct.empty())
+      start_instead(direct_.carry_out(std::move(work.direct), *work.handle, interrupt_), requests);
   } catch (...) {
     const Lock lock(mutex_);
-    for (const uint32_t id : pushed) count_again(store_of(store).key(id), has_begun_all);
+    for (const uint32_t id : pushed) count_again(store_of(work.store).key(id), has_begun_all);
     abandon(requests);
     throw;
   }
-  handle->end_one(std::nullopt);
-  return handle;
 }
 
 // After a push that not all of a key has: the next one has its number, and what has this one drops that.
@@ -421,10 +431,10 @@ void StoreClient::start_instead(const std::vector<DirectItem>& left_behind,
                                 const std::shared_ptr<StoreHandle>& requests) {
   std::set<const RemoteOperation*> pieces;
   for (const DirectItem& item : left_behind) {
-    if (!item.by_tcp) throw Error(ErrorKind::peer_lost, "another server has taken the place of a lost one");
-    if (pieces.insert(item.by_tcp.get()).second) {
+    if (!item.operation->done) throw Error(ErrorKind::peer_lost, "another server has taken the place of a lost one");
+    if (pieces.insert(item.operation.get()).second) {
       item.handle->expect(1);
-      start(*item.by_tcp, requests);
+      start(*item.operation, requests);
     }
     item.handle->end_one(std::nullopt);
   }
@@ -503,85 +513,6 @@ std::vector<size_t> StoreClient::awaited(const StoreHandle& handle) {
   return {named.begin(), named.end()};
 }
 
-// Rows of a key, as a worker pushes and pulls them.
-
-std::shared_ptr<StoreHandle> StoreClient::push_rows(uint32_t store, uint32_t id, const Rows& rows, const Pushed& values,
-                                                    int priority, bool copies) {
-  if (values.quantizer.kind != Quantizer::Kind::none) throw invalid("rows are pushed as they are, not as codes");
-  Work work;
-  work.priority = priority;
-  work.copies = copies;
-  {
-    const Lock lock(mutex_);
-    begin(work, store, {id}, "push");
-    add_rows(work, store, id, rows, &values, nullptr);
-  }
-  return carry_out(std::move(work), store, {id});
-}
-
-std::shared_ptr<StoreHandle> StoreClient::pull_rows(uint32_t store, uint32_t id, const Rows& rows, const HostArray& out,
-                                                    int priority) {
-  Work work;
-  work.priority = priority;
-  {
-    const Lock lock(mutex_);
-    begin(work, store, {id}, "pull");
-    add_rows(work, store, id, rows, nullptr, &out);
-  }
-  return carry_out(std::move(work), store, {});
-}
-
-// A push is one of every chunk, so that all of them count it; a pull is of those in which there are rows.
-void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& rows, const Pushed* pushed,
-                           const HostArray* out) {
-  ClientKey& key = store_of(store).key(id);
-  require_rows(rows, key);
-  const HostArray& array = pushed ? pushed->values : *out;
-  require_fitting(array, key, rows.numbers.size() * rows.elements);
-  if (pushed) ++key.pushes, ++key.begun;
-  for (const ClientPiece& piece : key.pieces) {
-    const auto chunks = std::make_shared<const ChunkRows>(
-        rows_of_piece(*piece.part->layout, piece.number, rows.numbers, rows.elements, pushed != nullptr));
-    const auto add_remote_rows = [&] {
-      add_remote(work, store, key, piece, pushed, out);
-      RemoteOperation& operation = work.remote.back();
-      operation.rows = chunks;
-      if (pushed) operation.values = from(array, 0);
-      if (out) operation.out = from(array, 0);
-    };
-    if (!piece.part->actor) {
-      add_remote_rows();
-      continue;
-    }
-    std::shared_ptr<const RemoteOperation> other_way;
-    if (options_.remote.return_s > 0) {
-      add_remote_rows();
-      other_way = take_other_way(work);
-    }
-    for (const RowsOfChunk& of_chunk : *chunks) {
-      DirectItem item = {piece.part->actor.get(),
-                         of_chunk.chunk,
-                         key.pushes,
-                         {},
-                         {},
-                         {},
-                         work.handle,
-                         key.name,
-                         piece.part->server,
-                         store,
-                         piece.part->number,
-                         {chunks, &of_chunk.ranges},
-                         other_way};
-      if (pushed) {
-        item.source = {from(array, of_chunk.begin), array.dtype, {}};
-        item.rates = pushed->rates;
-      }
-      if (out) item.answer = {from(array, of_chunk.begin), array.dtype};
-      work.direct.push_back(std::move(item));
-    }
-  }
-}
-
 // Of a StoreClient: what is there beside push and pull. Values and states as a whole, and who is there.
 
 template <typename OnChunk>
@@ -623,13 +554,7 @@ void StoreClient::begin_visit(const std::shared_ptr<StoreHandle>& handle, const 
       });
       continue;
     }
-    RemoteOperation operation;
-    operation.said = said;
-    operation.server = piece.part->server;
-    operation.store = store;
-    operation.part = piece.part->number;
-    operation.layout = piece.part->layout;
-    operation.piece = piece.number;
+    RemoteOperation operation = operation_on(store, piece, said);
     operation.number = number;
     operation.dtype = operation.wanted = array.dtype;
     if (said == Said::read_state)
@@ -781,10 +706,7 @@ void StoreClient::leave_memory(int server) {
         former_.push_back(std::move(part->actor));
       }
   }
-  for (const Actor* const actor : left) {
-    direct_.leave(*actor);
-    direct_.fail_of(*actor, error);
-  }
+  for (const Actor* const actor : left) direct_.leave(*actor, error);
 }
 
 }  // namespace ringtrain

@@ -139,11 +139,18 @@ class StoreClient {
  private:
   // One operation on some keys, as it is put together.
   struct Work {
-    std::shared_ptr<StoreHandle> handle = std::make_shared<StoreHandle>();
-    std::vector<DirectItem> direct;
-    std::vector<RemoteOperation> remote;
-    int priority = 0;
+    uint32_t store;
+    int priority;
     bool copies = false;
+    std::shared_ptr<StoreHandle> handle = std::make_shared<StoreHandle>();
+    std::vector<DirectItem> direct = {};
+    std::vector<RemoteOperation> remote = {};
+  };
+  // The array that is pushed of a key, and the one it is pulled to. Null: nothing; no rows: all of the key.
+  struct Operands {
+    const Pushed* pushed;
+    const HostArray* out;
+    const Rows* rows;
   };
   using Reply = std::pair<int, RemoteReplyPtr>;  // of which server
 
@@ -156,17 +163,16 @@ class StoreClient {
   std::shared_ptr<Part> shared_part(int server, uint32_t store, const PartWords& words);
   void add_part(int server, uint32_t store, const PartWords& words) EXCLUDES(mutex_);
   void add_keys(uint32_t store, const std::vector<StoreKey>& keys) EXCLUDES(mutex_);
-  void begin(const Work& work, uint32_t store, const Ids& ids, const char* kind) REQUIRES(mutex_);
-  void add(Work& work, uint32_t store, uint32_t id, const Pushed* pushed, const HostArray* out) REQUIRES(mutex_);
-  void add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
-                  const HostArray* out);
-  // The last of work.remote, which is taken out: see DirectItem::by_tcp.
-  std::shared_ptr<const RemoteOperation> take_other_way(Work& work) const;
-  void add_remote(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
-                  const HostArray* out);
-  void add_rows(Work& work, uint32_t store, uint32_t id, const Rows& rows, const Pushed* pushed, const HostArray* out)
-      REQUIRES(mutex_);
-  std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);
+  // `operands`: of each key, from the first on.
+  std::shared_ptr<StoreHandle> carry_out(Work work, const Ids& ids, const char* kind,
+                                         const std::vector<Operands>& operands);
+  void begin(const Work& work, const Ids& ids, const char* kind) REQUIRES(mutex_);
+  void add(Work& work, ClientKey& key, const Operands& operands);
+  static RemoteOperation operation_on(uint32_t store, const ClientPiece& piece, Said said);
+  RemoteOperation operation_of(const Work& work, const ClientKey& key, const ClientPiece& piece,
+                               const Operands& operands) const;
+  void add_direct(Work& work, const ClientKey& key, const ClientPiece& piece, RemoteOperation operation) const;
+  void start_all(Work work, const Ids& pushed);
   void count_again(ClientKey& key, bool servers_have_it) REQUIRES(mutex_);
   void start(RemoteOperation operation, const std::shared_ptr<StoreHandle>& requests);
   void start_instead(const std::vector<DirectItem>& left_behind, const std::shared_ptr<StoreHandle>& requests);

@@ -3,8 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <set>
-#include <utility>
 
 #include "base/clock.h"
 #include "base/wait.h"
@@ -65,7 +63,7 @@ class DirectPath::StageTurn {
     if (path_.ended_) throw Error(*path_.ended_);
     const DirectItem& first = items.front();
     const uint64_t before = first.actor->pushes_of(first.chunk, static_cast<size_t>(path_.worker_));
-    if (path_.is_staging_ || (before + 1 < first.pushes && !is_late)) return false;
+    if (path_.is_staging_ || (before + 1 < first.pushes() && !is_late)) return false;
     return path_.is_staging_ = true;
   }
 
@@ -115,10 +113,7 @@ std::vector<DirectItem> DirectPath::carry_out(std::vector<DirectItem> items, con
 std::vector<DirectPath::Group> DirectPath::groups_of(std::vector<DirectItem> items) const {
   std::vector<Group> groups(1);
   for (size_t first = 0, last = 0; first < items.size(); first = last) {
-    const auto is_other = [&](const DirectItem& item) {
-      const DirectItem& one = items[first];
-      return item.key != one.key || item.actor != one.actor || item.pushes != one.pushes;
-    };
+    const auto is_other = [&](const DirectItem& item) { return item.operation != items[first].operation; };
     const auto begin = items.begin() + static_cast<std::ptrdiff_t>(first);
     const auto end = std::find_if(begin, items.end(), is_other);
     last = static_cast<size_t>(end - items.begin());
@@ -143,9 +138,9 @@ void DirectPath::stage(const std::vector<DirectItem>& items) {
   if (has_left(first)) return;
   std::vector<const ElementRanges*> ranges;
   for (const DirectItem& item : items)
-    if (item.ranges) ranges.push_back(item.ranges.get());
+    if (item.source.ranges) ranges.push_back(item.source.ranges);
   const size_t piece = first.actor->part().chunk(first.chunk).piece;
-  first.actor->stage(piece, first.pushes, first.source, first.rates, ranges);
+  first.actor->stage(piece, first.pushes(), first.source, {first.operation->lr, first.operation->wd}, ranges);
   first.actor->publish();
 }
 
@@ -181,8 +176,8 @@ void DirectPath::require_progress(DirectItem& item, double waited_s) const {
   if (waited_s <= timeout_s_) return;
   if (!item.is_too_far_ahead) throw_busy(item.actor->part(), item.chunk, timeout_s_);
   if (waited_s > kPatience * timeout_s_)
-    throw Error(ErrorKind::stalled, "there is no room for more of key \"" + *item.key +
-                                        "\" in rounds that are open: " + item.actor->missing(item.chunk, item.pushes));
+    throw Error(ErrorKind::stalled, "there is no room for more of key \"" + *item.key + "\" in rounds that are open: " +
+                                        item.actor->missing(item.chunk, item.pushes()));
 }
 
 // Of those that others use it leaves the numbers.
@@ -213,9 +208,8 @@ void DirectPath::begin_all(std::vector<DirectItem>& items, std::vector<size_t>& 
 
 DirectPath::Step DirectPath::begin(DirectItem& item) {
   Answer* const answer = item.answer.place ? &item.answer : nullptr;
-  const Outcome outcome = item.ranges
-                              ? item.actor->push_ranges(item.chunk, item.pushes, *item.ranges, item.source, item.rates)
-                              : item.actor->push(item.chunk, item.pushes, item.source, item.rates, answer);
+  const Outcome outcome =
+      item.actor->push(item.chunk, item.pushes(), item.source, {item.operation->lr, item.operation->wd}, answer);
   item.is_too_far_ahead = outcome == Outcome::full;
   switch (outcome) {
     case Outcome::busy:
@@ -234,9 +228,8 @@ DirectPath::Step DirectPath::begin(DirectItem& item) {
 }
 
 DirectPath::Step DirectPath::look(DirectItem& item) {
-  if (!item.actor->may_be_ready(item.chunk, item.pushes)) return Step::open;
-  switch (item.ranges ? item.actor->read_ranges(item.chunk, item.pushes, *item.ranges, item.answer)
-                      : item.actor->read(item.chunk, item.pushes, item.answer)) {
+  if (!item.actor->may_be_ready(item.chunk, item.pushes())) return Step::open;
+  switch (item.actor->read(item.chunk, item.pushes(), item.answer)) {
     case Reading::done:
       return Step::over;
     case Reading::not_yet:
@@ -254,7 +247,7 @@ bool DirectPath::collect(size_t most) {
   size_t left = 0;
   const size_t end = std::min(most, open_.size());
   for (size_t i = 0; i < end; ++i) {
-    if (!is_away(open_[i].server) && look(open_[i]) == Step::over) {
+    if (!is_away(open_[i].operation->server) && look(open_[i]) == Step::over) {
       open_[i].handle->end_one(std::nullopt);
       has_some = true;
     } else {
@@ -327,14 +320,14 @@ std::string DirectPath::missing(const StoreHandle& handle) {
   const Lock lock(mutex_);
   for (const DirectItem& item : open_)
     if (item.handle.get() == &handle)
-      return "key \"" + *item.key + "\": " + item.actor->missing(item.chunk, item.pushes);
+      return "key \"" + *item.key + "\": " + item.actor->missing(item.chunk, item.pushes());
   return "";
 }
 
 std::vector<size_t> DirectPath::awaited(const StoreHandle& handle) {
   const Lock lock(mutex_);
   for (const DirectItem& item : open_)
-    if (item.handle.get() == &handle) return item.actor->awaited(item.chunk, item.pushes);
+    if (item.handle.get() == &handle) return item.actor->awaited(item.chunk, item.pushes());
   return {};
 }
 
@@ -349,20 +342,10 @@ void DirectPath::resume_rounds() {
   rounds_error_.reset();
 }
 
-void DirectPath::fail_all(const Error& error) {
-  const Lock lock(mutex_);
-  fail_open(error, [](const DirectItem&) { return true; });
-}
-
 void DirectPath::end(const Error& error) {
   const Lock lock(mutex_);
   if (!ended_) ended_ = error;
   fail_open(error, [](const DirectItem&) { return true; });
-}
-
-void DirectPath::fail_of(const Actor& actor, const Error& error) {
-  const Lock lock(mutex_);
-  fail_open(error, [&](const DirectItem& item) { return item.actor == &actor; });
 }
 
 // ------------------------------------------------------------------------------------------------------------- servers
@@ -370,7 +353,7 @@ void DirectPath::fail_of(const Actor& actor, const Error& error) {
 DirectPath::Reach DirectPath::reach(const DirectItem& item) const {
   if (absent_.empty() && left_.empty()) return Reach::present;
   if (left_.count(item.actor)) return Reach::left;
-  const auto absence = absent_.find(item.server);
+  const auto absence = absent_.find(item.operation->server);
   if (absence == absent_.end()) return Reach::present;
   if (now_s() >= absence->second.until_s)
     throw Error(absence->second.error.kind(), absence->second.error.what() + (" (key \"" + *item.key + "\")"));
@@ -383,7 +366,7 @@ void DirectPath::fail_what_is_lost() {
   const double now = now_s();
   for (const auto& [server, absence] : absent_)
     if (now >= absence.until_s)
-      fail_open(absence.error, [server = server](const DirectItem& item) { return item.server == server; });
+      fail_open(absence.error, [server = server](const DirectItem& item) { return item.operation->server == server; });
 }
 
 void DirectPath::lose_server(int server, const Error& error, double until_s) {
@@ -398,9 +381,10 @@ void DirectPath::resume_server(int server) {
   absent_.erase(server);
 }
 
-void DirectPath::leave(const Actor& actor) {
+void DirectPath::leave(const Actor& actor, const Error& error) {
   const Lock lock(mutex_);
   left_.insert(&actor);
+  fail_open(error, [&](const DirectItem& item) { return item.actor == &actor; });
 }
 
 void DirectPath::await_server(int server, Interrupt interrupt) {

@@ -24,24 +24,19 @@
 
 namespace ringtrain {
 
-// A request to one chunk.
+// A request to one chunk: a leg of an operation.
 struct DirectItem {
   Actor* actor;
   size_t chunk;
-  uint64_t pushes;  // of its key by this worker, with this one if it is one
-  Source source;    // no values: a pull
-  Rates rates;
+  Source source;  // no values: a pull
   Answer answer;  // no place: nothing is wanted
   std::shared_ptr<StoreHandle> handle;
   std::shared_ptr<const std::string> key;  // for messages
+  // As it would be asked of the server. Has `done` where another server may take the place of its own.
+  std::shared_ptr<const RemoteOperation> operation;
 
-  // Where the server has it.
-  int server = 0;
-  uint32_t store = 0, part = 0;
-  // Of some elements only; null: all of the chunk.
-  std::shared_ptr<const ElementRanges> ranges;
-  // The same request to the server for the whole piece; null where no other server may take its place.
-  std::shared_ptr<const RemoteOperation> by_tcp;
+  // Of its key by this worker, with this one if it is one.
+  uint64_t pushes() const { return static_cast<uint64_t>(operation->number); }
 
   bool is_too_far_ahead = false;  // others have not pushed for long
   bool waits_for_server = false;  // it is gone, and another one may take its place
@@ -86,18 +81,15 @@ class DirectPath {
   // Requests that wait for others in rounds fail, and pushes into them, until they can close again.
   void fail_rounds(const Error& error) EXCLUDES(mutex_);
   void resume_rounds() EXCLUDES(mutex_);
-  void fail_all(const Error& error) EXCLUDES(mutex_);
   // All requests fail, pending and later ones.
   void end(const Error& error) EXCLUDES(mutex_);
-  // Those that wait for others in one Part do.
-  void fail_of(const Actor& actor, const Error& error) EXCLUDES(mutex_);
 
   // A server is present, away or lost. Away, from lose_server() on: what is asked of its memory waits. Lost, from
   // `until_s` on: it fails with the error. Present again, from resume_server() on.
   void lose_server(int server, const Error& error, double until_s) EXCLUDES(mutex_);
   void resume_server(int server) EXCLUDES(mutex_);
-  // The memory of an actor is not that of its server any more, for ever.
-  void leave(const Actor& actor) EXCLUDES(mutex_);
+  // The memory of an actor is not that of its server any more, for ever. Requests that wait for others there fail.
+  void leave(const Actor& actor, const Error& error) EXCLUDES(mutex_);
   // Returns once the server is present. Throws if it is lost.
   void await_server(int server, Interrupt interrupt) EXCLUDES(mutex_);
 

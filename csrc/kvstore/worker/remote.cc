@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <utility>
 
 #include "base/clock.h"
 
@@ -13,6 +12,62 @@ namespace {
 int64_t first_question() { return static_cast<int64_t>(now_s() * 1e6) << 10 | 1; }
 
 }  // namespace
+
+RemoteThread::RemoteThread(std::string name, Traffic& traffic, const RemoteOptions& options,
+                           const Credentials& credentials, const std::vector<int>& servers)
+    : name_(std::move(name)) {
+  for (const int number : servers)
+    servers_[number] = std::make_unique<RemoteServer>(poller_, traffic, options, credentials, number);
+}
+
+RemoteThread::~RemoteThread() {
+  ask_to_end();
+  join();
+}
+
+void RemoteThread::start() {
+  thread_ = start_thread([this] { run(); });
+}
+
+void RemoteThread::ask_to_end() {
+  if (thread_.joinable()) mailbox_.post([this] { stops_ = true; });
+}
+
+void RemoteThread::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void RemoteThread::run() {
+  GuardedTurns turns(name_);
+  while (true) {
+    turns.run([this] { mailbox_.empty(); });
+    if (stops_) break;
+    turns.run([this] { poller_.run(); });
+    turns.run([this] { take_turn(); });
+  }
+  const Error closed(ErrorKind::shut_down, "the store has been closed");
+  for (const auto& [number, server] : servers_) server->close(closed);
+  servers_.clear();
+  turns.run([this] { poller_.run(); });
+}
+
+void RemoteThread::take_turn() {
+  double pause_s = 1;
+  const double now = now_s();
+  for (const auto& [number, server] : servers_) {
+    do_with(*server, [&](RemoteServer& there) { there.look(now); });
+    pause_s = std::min(pause_s, server->pause_s());
+  }
+  mailbox_.sleep(pause_s);
+}
+
+bool RemoteThread::has_all() const {
+  return std::all_of(servers_.begin(), servers_.end(), [](const auto& one) { return one.second->has_all(); });
+}
+
+void RemoteThread::say(const Head& head) {
+  for (const auto& [number, server] : servers_) do_with(*server, [&](RemoteServer& there) { there.say(head); });
+}
 
 Remote::Remote(RemoteOptions options)
     : options_(std::move(options)),
@@ -78,45 +133,26 @@ RemoteReplyPtr Remote::ask(int server, Head head, Bytes body) {
 }
 
 RemoteReplyPtr Remote::create(int server, uint32_t store, int workers, const PartSpec& spec) {
-  Head head;
-  head.said = Said::create;
-  head.store = store;
-  head.chunk = static_cast<uint32_t>(workers);
-  Writer writer;
-  spec.put(writer);
-  return ask(server, head, writer.take());
+  return ask(server, Head::of_store(Said::create, store, 0, static_cast<uint32_t>(workers)), bytes_of(spec));
 }
 
 RemoteReplyPtr Remote::attach(int server, uint32_t store, uint32_t first_part, size_t least_pieces) {
-  Head head;
-  head.said = Said::attach;
-  head.store = store;
-  head.part = first_part;
-  head.chunk = static_cast<uint32_t>(least_pieces);
-  return ask(server, head, {});
+  return ask(server, Head::of_store(Said::attach, store, first_part, static_cast<uint32_t>(least_pieces)), {});
 }
 
 RemoteReplyPtr Remote::set_rule(int server, uint32_t store, const RuleWords& rule) {
-  Head head;
-  head.said = Said::rule;
-  head.store = store;
-  return ask(server, head, bytes_of(rule));
+  return ask(server, Head::of_store(Said::rule, store), bytes_of(rule));
 }
 
 int64_t Remote::next_join() { return questions_.fetch_add(1); }
 
 RemoteReplyPtr Remote::join(int server, uint32_t store, int64_t number) {
-  Head head;
-  head.said = Said::join;
-  head.store = store;
-  return ask(server, head, bytes_of(JoinWords{static_cast<uint32_t>(options_.worker), number}));
+  return ask(server, Head::of_store(Said::join, store),
+             bytes_of(JoinWords{static_cast<uint32_t>(options_.worker), number}));
 }
 
 RemoteReplyPtr Remote::resume(int server, uint32_t store, const EndedJoins& ended) {
-  Head head;
-  head.said = Said::resume;
-  head.store = store;
-  return ask(server, head, bytes_of(ended));
+  return ask(server, Head::of_store(Said::resume, store), bytes_of(ended));
 }
 
 RemoteReplyPtr Remote::awaited(int server, const StoreHandle& call) {
@@ -127,18 +163,8 @@ RemoteReplyPtr Remote::awaited(int server, const StoreHandle& call) {
   return reply;
 }
 
-std::vector<PartWords> Remote::parts_of(RemoteReply& reply) {
-  const Bytes body = reply.take();
-  Reader reader(body);
-  return read_list<PartWords>(reader);
-}
-
 void Remote::poke(int server, uint32_t store, uint32_t part, uint32_t chunk) {
-  Head head;
-  head.said = Said::poke;
-  head.store = store;
-  head.part = part;
-  head.chunk = chunk;
+  const Head head = Head::of_store(Said::poke, store, part, chunk);
   tell(server, [head](RemoteServer& there) { there.say(head); });
 }
 
@@ -153,9 +179,7 @@ void Remote::waits(uint32_t store) {
 }
 
 void Remote::say_waiting(uint32_t store, const RemoteThread& last) {
-  Head head;
-  head.said = Said::waiting;
-  head.store = store;
+  const Head head = Head::of_store(Said::waiting, store);
   for (const auto& thread : threads_)
     if (thread.get() == &last)
       thread->say(head);

@@ -12,11 +12,61 @@
 #include <utility>
 #include <vector>
 
+#include "base/signals.h"
 #include "base/thread_annotations.h"
+#include "kvstore/wire/mailbox.h"
 #include "kvstore/worker/remote_server.h"
-#include "kvstore/worker/remote_thread.h"
+#include "network/poller.h"
 
 namespace ringtrain {
+
+// A thread that talks to some of the servers. Each server has one such thread, and no other one touches its connection
+// and what is on its way there.
+//
+// Any thread.
+class RemoteThread {
+ public:
+  // All outlive this. `servers`: their numbers.
+  RemoteThread(std::string name, Traffic& traffic, const RemoteOptions& options, const Credentials& credentials,
+               const std::vector<int>& servers);
+  ~RemoteThread();
+  RemoteThread(const RemoteThread&) = delete;
+  RemoteThread& operator=(const RemoteThread&) = delete;
+
+  // Before start().
+  const RemoteReplyPtr& hello_of(int server) const { return servers_.at(server)->hello(); }
+  void start();
+
+  // Has the thread do work(there), with one of its servers. Nothing happens with what comes after it has ended.
+  template <typename Work>
+  void tell(int server, Work work) {
+    mailbox_.post([this, server, work = std::move(work)] { do_with(*servers_.at(server), work); });
+  }
+  // Has the thread do work().
+  void post(Mailbox::Work work) { mailbox_.post(std::move(work)); }
+  // On the thread: whether all of its servers have all, and a message to each.
+  bool has_all() const;
+  void say(const Head& head);
+
+  // Operations that are pending at its servers fail, and the thread ends.
+  void ask_to_end();
+  void join();
+
+ private:
+  template <typename Work>
+  static void do_with(RemoteServer& there, const Work& work) {
+    if (const auto error = error_of([&] { work(there); })) there.begin_again(*error);
+  }
+  void run();
+  void take_turn();
+
+  const std::string name_;
+  Poller poller_;
+  Mailbox mailbox_{poller_};
+  std::map<int, std::unique_ptr<RemoteServer>> servers_;  // by number; from start() on the thread's
+  bool stops_ = false;                                    // the thread only
+  Thread thread_;
+};
 
 // The threads that talk to servers, and the copies of the values that they have to send.
 //
@@ -39,10 +89,10 @@ class Remote {
   RemoteReplyPtr join(int server, uint32_t store, int64_t number);
   RemoteReplyPtr resume(int server, uint32_t store, const EndedJoins& ended);
   RemoteReplyPtr awaited(int server, const StoreHandle& call);
-  static std::vector<uint32_t> numbers_of(RemoteReply& reply) { return words_of<NumberWords>(reply.take()).numbers; }
+  static std::vector<uint32_t> numbers_of(RemoteReply& reply) { return words_of<NumberWords>(reply.take()); }
   int64_t next_join();
   static PartWords part_of(RemoteReply& reply) { return words_of<PartWords>(reply.take()); }
-  static std::vector<PartWords> parts_of(RemoteReply& reply);
+  static std::vector<PartWords> parts_of(RemoteReply& reply) { return words_of<std::vector<PartWords>>(reply.take()); }
 
   // Tells the server what has become of a chunk, for which others may wait at it.
   void poke(int server, uint32_t store, uint32_t part, uint32_t chunk);

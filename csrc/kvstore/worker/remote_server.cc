@@ -1,10 +1,5 @@
 #include "kvstore/worker/remote_server.h"
 
-#include <errno.h>
-
-#include <algorithm>
-#include <utility>
-
 #include "base/clock.h"
 #include "base/log.h"
 
@@ -123,16 +118,9 @@ void RemoteServer::close(const Error& error) {
 
 // ---------------------------------------------------------------------------------------------------- who it is
 
-Head RemoteServer::hello_head() const {
-  Head head;
-  head.said = Said::hello;
-  head.number = options_.term;
-  return head;
-}
-
 void RemoteServer::say_hello() {
   question_id_ = next_id_++;
-  connection_->send(question_id_, hello_head());
+  connection_->send(question_id_, Head::of(Said::hello, options_.term));
 }
 
 void RemoteServer::take_hello() {
@@ -178,8 +166,7 @@ void RemoteServer::ask_again_for_parts() {
 
 void RemoteServer::ask_again_first(Said said, uint32_t store, Bytes body) {
   RemoteQuestion question;
-  question.head.said = said;
-  question.head.store = store;
+  question.head = Head::of_store(said, store);
   question.body = std::move(body);
   question.reply = std::make_shared<RemoteReply>();
   question.asks_again = true;
@@ -187,8 +174,7 @@ void RemoteServer::ask_again_first(Said said, uint32_t store, Bytes body) {
 }
 
 void RemoteServer::take_parts(uint32_t store) {
-  Reader reader(answer_body_);
-  for (const PartWords& part : read_list<PartWords>(reader)) take_part(part, store);
+  for (const PartWords& part : words_of<std::vector<PartWords>>(answer_body_)) take_part(part, store);
 }
 
 void RemoteServer::take_part(const PartWords& part, uint32_t store) {
@@ -203,14 +189,13 @@ void RemoteServer::take_part(const PartWords& part, uint32_t store) {
     return operation.store == store && operation.part == part.number && chunk < next.size();
   };
   const auto note = [&](const RemoteOperation& operation, uint32_t chunk, int64_t shift) {
-    const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
-    if (pushes && is_of_part(operation, chunk) && operation.number < next[chunk].number)
+    if (operation.pushes() && is_of_part(operation, chunk) && operation.number < next[chunk].number)
       next[chunk] = {operation.number, shift};
   };
   for (const auto& [id, request] : requests_) note(request.flight->operation, request.leg.chunk, request.shift);
   for (const auto& [place, flight] : waiting_)
     for (size_t i = flight->sent; i < flight->legs(); ++i) {
-      const uint32_t chunk = flight->leg(i).chunk;
+      const uint32_t chunk = flight->operation.leg(i).chunk;
       note(flight->operation, chunk, chunk < shifts.size() ? shifts[chunk] : 0);
     }
   const Layout layout(part.spec);
@@ -232,8 +217,7 @@ void RemoteServer::take_part(const PartWords& part, uint32_t store) {
 void RemoteServer::begin_piece(const RemoteOperation& operation) {
   const auto untold = untold_.find({operation.store, operation.part, operation.piece});
   if (untold == untold_.end()) return;
-  const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
-  const int64_t next = pushes ? operation.number : operation.number + 1;
+  const int64_t next = operation.pushes() ? operation.number : operation.number + 1;
   auto& shifts = shifts_[{operation.store, operation.part}];
   const size_t first = operation.layout->first_chunk(operation.piece);
   for (size_t i = 0; i < untold->second.size() && first + i < shifts.size(); ++i)
@@ -259,10 +243,10 @@ void RemoteServer::ask_awaited(const StoreHandle* call, const RemoteReplyPtr& re
   NumberWords held;
   for (const auto& [id, request] : requests_) {
     if (request.flight->operation.call != call || !request.is_held) continue;
-    held.numbers.push_back(id);
+    held.push_back(id);
     question.head.store = request.flight->operation.store;
   }
-  if (held.numbers.empty() || !is_open_ || !questions_.empty()) return reply->finish(bytes_of(NumberWords{}));
+  if (held.empty() || !is_open_ || !questions_.empty()) return reply->finish(bytes_of(NumberWords{}));
   question.body = bytes_of(held);
   add(std::move(question));
 }
@@ -338,7 +322,7 @@ void RemoteServer::send_leg(const RemoteFlightPtr& flight) {
   const uint32_t id = next_id_++;
   Request& request = requests_[id];
   request.flight = flight;
-  request.leg = flight->leg(flight->sent++);
+  request.leg = flight->operation.leg(flight->sent++);
   request.order = ++orders_;
   const RemoteOperation& operation = flight->operation;
   const auto shifts = shifts_.find({operation.store, operation.part});
@@ -363,17 +347,17 @@ Head RemoteServer::head_of(const Request& request) const {
 }
 
 void RemoteServer::transmit(uint32_t id, Request& request) {
-  const RemoteFlight& flight = *request.flight;
+  const RemoteOperation& operation = request.flight->operation;
   Head head = head_of(request);
-  const bool has_values = flight.operation.values && head.said != Said::pull;
+  const bool has_values = operation.values && head.said != Said::pull;
   const ElementRanges* ranges = request.leg.ranges;
-  const size_t begin = has_values ? flight.bytes_up_to(request.leg.begin) : 0;
-  const size_t value_bytes = has_values ? flight.bytes_up_to(request.leg.begin + request.leg.count) - begin : 0;
+  const size_t begin = has_values ? operation.bytes_up_to(request.leg.begin) : 0;
+  const size_t value_bytes = has_values ? operation.bytes_up_to(request.leg.begin + request.leg.count) - begin : 0;
   if (request.window_bytes == 0 && !request.is_held && !request.is_staged) {
     request.window_bytes = value_bytes;
     window_bytes_ += value_bytes;
   }
-  const char* const values = has_values ? flight.operation.values + begin : nullptr;
+  const char* const values = has_values ? operation.values + begin : nullptr;
   if (!ranges) {
     head.body_bytes = static_cast<uint32_t>(value_bytes);
     return connection_->send(id, head, values, request.flight);
@@ -559,7 +543,7 @@ void RemoteServer::look_for_silence(double now) {
   if (++silences_ > kMostSilences)
     return give_up("it has not answered for " + std::to_string(static_cast<int>(now - heard_at_)) + " s");
   probed_at_ = now;
-  connection_->send(next_id_++, hello_head());
+  connection_->send(next_id_++, Head::of(Said::hello, options_.term));
 }
 
 }  // namespace ringtrain

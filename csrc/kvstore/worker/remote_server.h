@@ -40,7 +40,7 @@ struct RemoteOptions {
   std::vector<std::vector<SocketAddress>> servers;  // by the number of the server: where it listens
   std::string secret, token;                        // see Credentials
   bool is_sealed = false;
-  double timeout_s = 30, return_s = 0;              // how long a server may be gone before it is lost
+  double timeout_s = 30, return_s = 0;  // how long a server may be gone before it is lost
   size_t outbox_bytes = 64 << 20;
   int threads = 1;  // that talk to servers, at most one for each
   int verbose = 0;
@@ -73,6 +73,29 @@ struct RemoteOperation {
 
   // Once, on the thread that talks to the server: it must not block. num_update: the smallest of its chunks.
   std::function<void(const std::optional<Error>& error, int64_t num_update)> done;
+
+  // One of the requests that it takes: a chunk, or the rows of one.
+  struct Leg {
+    uint32_t chunk;
+    size_t begin, count;          // elements of the values that are given, and of the answer's place
+    const ElementRanges* ranges;  // null: all of the chunk
+  };
+  size_t legs() const { return rows ? rows->size() : layout->first_chunk(piece + 1) - layout->first_chunk(piece); }
+  Leg leg(size_t i) const {
+    if (rows) {
+      const RowsOfChunk& one = (*rows)[i];
+      return {one.chunk, one.begin, one.count, &one.ranges};
+    }
+    const size_t number = layout->first_chunk(piece) + i;
+    const KeyChunk& chunk = layout->chunks()[number];
+    return {static_cast<uint32_t>(number), chunk.begin, chunk.count, nullptr};
+  }
+  bool pushes() const { return said == Said::push || said == Said::push_pull; }
+  // Of the values that are sent: bytes from their beginning up to an element, on which a word of codes begins.
+  size_t bytes_up_to(size_t element) const {
+    if (quantizer.kind == Quantizer::Kind::none) return element * size_of(dtype);
+    return quantized_bytes(quantizer.kind, element);
+  }
 };
 
 // The answer of a server to a question. Any thread.
@@ -109,13 +132,6 @@ using RemoteReplyPtr = std::shared_ptr<RemoteReply>;
 //
 // On the thread that talks to the server from when it is added on.
 struct RemoteFlight {
-  // One of the messages that it takes: a chunk, or the rows of one.
-  struct Leg {
-    uint32_t chunk;
-    size_t begin, count;          // elements of the values that are given, and of the answer's place
-    const ElementRanges* ranges;  // null: all of the chunk
-  };
-
   explicit RemoteFlight(RemoteOperation of) : operation(std::move(of)) {}
   // One that a server has refused ends here: messages with its values may still wait in the connection, which keep it.
   ~RemoteFlight() {
@@ -130,32 +146,14 @@ struct RemoteFlight {
     if (done) done(error, legs() == 0 ? 0 : smallest_num_update);
   }
 
-  size_t legs() const {
-    if (operation.rows) return operation.rows->size();
-    return operation.layout->first_chunk(operation.piece + 1) - operation.layout->first_chunk(operation.piece);
-  }
-  Leg leg(size_t i) const {
-    if (operation.rows) {
-      const RowsOfChunk& rows = (*operation.rows)[i];
-      return {rows.chunk, rows.begin, rows.count, &rows.ranges};
-    }
-    const size_t number = operation.layout->first_chunk(operation.piece) + i;
-    const KeyChunk& chunk = operation.layout->chunks()[number];
-    return {static_cast<uint32_t>(number), chunk.begin, chunk.count, nullptr};
-  }
-
-  // Of the values that are sent: bytes from their beginning up to an element, on which a word of codes begins.
-  size_t bytes_up_to(size_t element) const {
-    if (operation.quantizer.kind == Quantizer::Kind::none) return element * size_of(operation.dtype);
-    return quantized_bytes(operation.quantizer.kind, element);
-  }
+  size_t legs() const { return operation.legs(); }
   size_t value_bytes() const {
     size_t end = 0;
-    for (size_t i = 0; i < legs(); ++i) end = std::max(end, leg(i).begin + leg(i).count);
-    return operation.values ? bytes_up_to(end) : 0;
+    for (size_t i = 0; i < legs(); ++i) end = std::max(end, operation.leg(i).begin + operation.leg(i).count);
+    return operation.values ? operation.bytes_up_to(end) : 0;
   }
 
-  Head head(const Leg& leg) const {
+  Head head(const RemoteOperation::Leg& leg) const {
     Head head;
     head.said = operation.said;
     head.dtype = operation.dtype;
@@ -175,10 +173,7 @@ struct RemoteFlight {
   bool is_all_sent() const { return sent == legs(); }
   bool is_over() const { return sent == answered && (is_all_sent() || error.has_value()); }
   // Whether the server applies it once it has all of it, or refuses all of it. Then it is also sent again as a whole.
-  bool is_whole() const {
-    const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
-    return pushes && operation.layout->is_pushed_as_a_whole(operation.piece);
-  }
+  bool is_whole() const { return operation.pushes() && operation.layout->is_pushed_as_a_whole(operation.piece); }
   void answer(int64_t num_update) {
     ++answered;
     smallest_num_update = std::min(smallest_num_update, num_update);
@@ -242,7 +237,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   // A leg that was sent and not answered; of a flight that is_whole(), also one that was.
   struct Request {
     RemoteFlightPtr flight;
-    RemoteFlight::Leg leg;
+    RemoteOperation::Leg leg;
     uint64_t order;          // in which it was sent first
     int64_t shift = 0;       // what its number is more at the server
     bool is_held = false;    // the server has it, and its answer comes later
@@ -266,7 +261,6 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void cannot_dial(int error) override;
 
   void dial(double now);
-  Head hello_head() const;
   void say_hello();
   void take_hello();
   void take_refusal(ErrorKind kind);

@@ -129,9 +129,9 @@ EXPORTED const char* actor_stage(Actor* actor, size_t piece, uint64_t seq, const
   return text_of([&] {
     const Layout& layout = actor->part().layout();
     const Quantizer quantizer = {static_cast<Quantizer::Kind>(codes), threshold};
-    const auto source = [&](uint64_t begin) {
+    const auto source = [&](uint64_t begin, const ElementRanges* ranges = nullptr) {
       const size_t bytes = codes ? quantized_bytes(quantizer.kind, begin) : begin * size_of(static_cast<DType>(dtype));
-      return Source{values + bytes, static_cast<DType>(dtype), quantizer};
+      return Source{values + bytes, static_cast<DType>(dtype), quantizer, ranges};
     };
     ChunkRows of_chunks;
     if (count > 0) of_chunks = rows_of_piece(layout, piece, {rows, rows + count}, elements, true);
@@ -142,10 +142,10 @@ EXPORTED const char* actor_stage(Actor* actor, size_t piece, uint64_t seq, const
     actor->publish();
     const size_t first = layout.first_chunk(piece);
     for (size_t i = 0; every > 0 && first + i < layout.first_chunk(piece + 1); i += every) {
-      if (count == 0)
-        actor->push(first + i, seq, source(layout.chunks()[first + i].begin), {0.5, 0}, nullptr);
-      else
-        actor->push_ranges(first + i, seq, *ranges[i], source(of_chunks[i].begin), {0.5, 0});
+      const bool is_whole = count == 0;
+      actor->push(first + i, seq,
+                  is_whole ? source(layout.chunks()[first + i].begin) : source(of_chunks[i].begin, ranges[i]), {0.5, 0},
+                  nullptr);
     }
   });
 }
