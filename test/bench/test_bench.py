@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from harness.exact import DTYPES, data, data_of_ranks, reference, require_equal
 from harness.socket_ranks import free_port
-from measure.straggler import ComputeThread
 
 import ringtrain as hvd
 from ringtrain import _core, bench
@@ -215,15 +214,6 @@ def test_scaling_and_the_floor(dtype):
     require_equal(destination, (-np.arange(100) / 2).astype(dtype))
 
 
-def test_the_compute_thread_counts_what_it_finished():
-    with ComputeThread() as compute:
-        begin = time.perf_counter()
-        time.sleep(0.1)
-        end = time.perf_counter()
-        assert compute.units_between(begin, end) > 0
-        assert compute.units_between(begin, end) == 0
-
-
 def test_a_busy_core_is_busy_until_it_is_left():
     cpu = min(os.sched_getaffinity(0))
     children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
@@ -289,8 +279,6 @@ OF_AUTHORS = [
     ["pending", "--rounds", "2", "--warmup", "1", "--counts", "10", "300", "--kind", "alltoall", "--order", "other"],
     ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
     ["parameters", *QUICK, "--peers", "none"],
-    ["straggler", *QUICK, "--peers", "none", "--steps", "1"],
-    ["timeline", *QUICK, "--layer-us", "20", "--steps", "2"],
     ["submission", *QUICK, "--gradients", "3", "--steps", "2"],
     ["idle", "--seconds", "0.2"],
 ]
@@ -406,22 +394,6 @@ def test_submissions_are_measured_of_each_library(measured):
     names = ["NumPy, allreduce_async_", "NumPy, DistributedOptimizer"]
     require_sane(result, [*names, "torch, hook"] if importlib.util.find_spec("torch") else names)
     assert "3 gradients" in printed
-
-
-@needs_mpi
-def test_a_timeline_is_measured_beside_none(measured):
-    result, printed = measured[0]["timeline"], measured[1]
-    require_sane(result, ["without", "with a timeline"])
-    assert "times without" in printed
-
-
-@needs_mpi
-def test_a_straggler_is_waited_for(measured):
-    result = measured[0]["straggler"]
-    require_sane(result, ["nobody communicates", "ringtrain, in time", "ringtrain, late"])
-    for one in result.rows[0].rounds:
-        assert one.values["ringtrain, late"]["seconds"] > 0.02
-        assert one.values["nobody communicates"]["units"] > 0
 
 
 @needs_mpi

@@ -6,13 +6,12 @@ faults/      ranks that die, stop or raise: the words of the tests of faults, an
 elastic      processes of elastic trainings that are killed at random, as many as one likes
 hosts        any command on simulated hosts
 links        loss over seconds on slow links: DiLoCo beside data parallelism
-ray_kills, ray_recovery, ray_step  actors of Ray: many kills; beside Ray Train's TorchTrainer; beside ringrun
-unequal      one slow rank: the throughput of equal and of measured parts
+ray_kills    actors of Ray that are killed, many times
 process      what this process costs while it does nothing
-idle, straggler, submission, parameters, pending, overlap, timeline_cost, kvstore_job, mxnet_step
+idle, submission, parameters, pending, overlap, kvstore_job
              a subcommand each, on real ranks
 jax/         a step of JAX, and JAX's own sharding, beside peers
-kvstore_worker, mxnet_training, torch_hooks  what these subcommands run in a rank
+kvstore_worker, torch_hooks  what these subcommands run in a rank
 """
 
 from harness import rooms

@@ -5,43 +5,34 @@ from collections.abc import Sequence
 
 from measure.faults.soak import Faults
 from measure.gpu.measurement import Gpu
-from measure.groups import Groups
 from measure.idle import Idle
 from measure.jax.step import JaxStep
 from measure.kvstore_job import KVStoreJob
-from measure.mxnet_step import MxnetStep
 from measure.negotiation import Negotiation
 from measure.overlap import Overlap
 from measure.parameters import Parameters
 from measure.pending import Pending
 from measure.scale import Scale
-from measure.straggler import Straggler
 from measure.submission import Submission
-from measure.timeline_cost import TimelineCost
 from ringtrain.bench import cli
 
 MEASUREMENTS = (
     Gpu(),
-    Groups(),
     Negotiation(),
     Scale(),
     Faults(),
     Idle(),
-    Straggler(),
     Submission(),
     Parameters(),
-    TimelineCost(),
     Pending(),
     Overlap(),
     JaxStep(),
     KVStoreJob(),
-    MxnetStep(),
 )
 EXAMPLES = """\
 examples:
   python -m measure gpu -np 2 --json gpu.json
   python -m measure negotiation --max-ranks 4096
-  python -m measure groups -np 4
   python -m measure scale --ranks 1024 10000
   python -m measure faults --count 200
   python -m measure submission -np 2 --launches 3
