@@ -30,9 +30,7 @@ _KINDS = {"p": ctypes.c_void_p, "z": ctypes.c_size_t, "i": ctypes.c_int, "u": ct
 # The arguments of each call; * is where the result goes.
 _DRIVER_CALLS = {
     "cuInit": "u",
-    "cuDriverGetVersion": "*",
     "cuDeviceGetCount": "*",
-    "cuDeviceGetAttribute": "*ii",
     "cuDevicePrimaryCtxRetain": "*i",
     "cuDevicePrimaryCtxRelease_v2": "i",
     "cuCtxGetCurrent": "*",
@@ -40,7 +38,6 @@ _DRIVER_CALLS = {
     "cuCtxPopCurrent_v2": "*",
     "cuCtxSetCurrent": "p",
     "cuStreamCreate": "*u",
-    "cuStreamCreateWithPriority": "*ui",
     "cuStreamDestroy_v2": "p",
     "cuStreamWaitEvent": "ppu",
     "cuStreamSynchronize": "p",
@@ -55,9 +52,6 @@ _DRIVER_CALLS = {
     "cuMemAlloc_v2": "*z",
     "cuMemFree_v2": "p",
     "cuMemHostAlloc": "*zu",
-    "cuMemFreeHost": "p",
-    "cuMemHostRegister_v2": "pzu",
-    "cuMemHostUnregister": "p",
     "cuMemcpyDtoHAsync_v2": "ppzp",
     "cuMemcpyHtoDAsync_v2": "ppzp",
     "cuMemcpyDtoDAsync_v2": "ppzp",
@@ -67,15 +61,12 @@ _DRIVER_CALLS = {
     "cuLaunchHostFunc": "ppp",
 }
 _NCCL_CALLS = {
-    "ncclGetVersion": "*",
     "ncclCommSplit": "pii*p",
     "ncclCommDestroy": "p",
     "ncclCommAbort": "p",
     "ncclCommGetAsyncError": "p*",
     "ncclMemAlloc": "*z",
-    "ncclMemFree": "p",
     "ncclCommRegister": "ppz*",
-    "ncclCommDeregister": "pp",
     "ncclAllReduce": "ppziipp",
     "ncclReduce": "ppziiipp",
     "ncclReduceScatter": "ppziipp",
@@ -85,8 +76,6 @@ _NCCL_CALLS = {
     "ncclRecv": "pziipp",
     "ncclGroupStart": "",
     "ncclGroupEnd": "",
-    "ncclRedOpCreatePreMulSum": "*piip",
-    "ncclRedOpDestroy": "ip",
 }
 
 

@@ -6,12 +6,10 @@ import time
 from multiprocessing import SimpleQueue
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from gpu_calls import (
     NCCL_DTYPES,
-    NCCL_OPS,
     NON_BLOCKING,
     NOT_READY,
     Refused,
@@ -27,7 +25,7 @@ from gpu_calls import (
 from gpu_processes import run, running
 from harness import gpu_double
 from harness.clocks import require_within
-from harness.exact import data_of_ranks, reference, require_equal
+from harness.exact import require_equal
 
 # Each body runs in processes of its own, forked from this one, which never calls the driver itself.
 doubled = pytest.mark.ranks(1, env=gpu_double.environment(join_timeout_s=20))
@@ -75,119 +73,6 @@ def allreduced(communicator, stream, array, op=0):
     number = NCCL_DTYPES.index(array.dtype)
     call("ncclAllReduce", memory, memory, array.size, number, op, communicator, stream)
     return get(memory, array.shape, array.dtype, stream)
-
-
-@doubled
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_allreduce_is_exact(size):
-    def body(rank, communicator, stream):
-        assert code_of("ncclAllReduce", 0, 0, 1, FLOAT32, 5, communicator, stream) == INVALID_ARGUMENT
-        for number, dtype in enumerate(NCCL_DTYPES):
-            for op, name in enumerate(NCCL_OPS):
-                for count in (0, 1, 1021, CHUNK_BYTES // dtype.itemsize + 5):
-                    arrays = data_of_ranks(size, (count,), dtype, op=name)
-                    send, receive = put(arrays[rank]), put(arrays[rank])
-                    call("ncclAllReduce", send, receive, count, number, op, communicator, stream)
-                    call("ncclAllReduce", send, send, count, number, op, communicator, stream)
-                    for memory in (send, receive):
-                        require_equal(get(memory, (count,), dtype, stream), reference(name, arrays))
-                        call("cuMemFree_v2", memory)
-
-    on_ranks(size, body)
-
-
-@doubled
-@pytest.mark.parametrize("dtype", [np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)], ids=str)
-def test_16_bit_floats_are_summed_in_float32_and_rounded_to_nearest_even(dtype):
-    random = np.random.default_rng(5)
-    bits = [random.integers(0, 2**16, 100_000, np.uint16).view(dtype) for _ in range(3)]
-    arrays = [np.where(np.isfinite(array), array, dtype.type(1)) for array in bits]
-    sums = np.zeros(100_000, np.float32)
-    for array in arrays:
-        sums += array.astype(np.float32)
-    with np.errstate(over="ignore"):
-        expected = sums.astype(dtype)
-
-    def body(rank, communicator, stream):
-        return allreduced(communicator, stream, arrays[rank])
-
-    for result in on_ranks(3, body):
-        require_equal(result.view(np.uint16), expected.view(np.uint16))
-
-
-@doubled
-@pytest.mark.parametrize("dtype", NCCL_DTYPES, ids=str)
-def test_a_premultiplied_sum_takes_the_scalar_of_each_rank(dtype):
-    def body(rank, communicator, stream):
-        arrays, scalars = data_of_ranks(3, (1021,), dtype), np.array([3, 1, 2]).astype(dtype)
-        number = NCCL_DTYPES.index(dtype)
-        scalar = scalars[rank : rank + 1].copy()
-        op = call("ncclRedOpCreatePreMulSum", scalar.ctypes.data, number, 1, communicator)
-        scalar[:] = 0  # it was read already
-        result = allreduced(communicator, stream, arrays[rank], op)
-        require_equal(result, reference("sum", [a * s for a, s in zip(arrays, scalars, strict=True)]))
-        assert code_of("ncclAllReduce", put(scalar), 0, 1, (number + 1) % 10, op, communicator, stream) == 4
-        call("ncclRedOpDestroy", op, communicator)
-        assert code_of("ncclRedOpDestroy", op, communicator) == INVALID_ARGUMENT
-
-    on_ranks(3, body)
-
-
-@doubled
-def test_the_other_collectives_are_exact():
-    def body(rank, communicator, stream):
-        for number, dtype in enumerate(NCCL_DTYPES):
-            for count in (1, 1021, 100_003):
-                arrays = data_of_ranks(3, (3 * count,), dtype)
-                total, blocks = reference("sum", arrays), slice(rank * count, (rank + 1) * count)
-                send, receive, width = put(arrays[rank]), put(np.zeros_like(arrays[rank])), count * dtype.itemsize
-                call("ncclReduceScatter", send, receive, count, number, 0, communicator, stream)
-                require_equal(get(receive, count, dtype, stream), total[blocks])
-                call("ncclAllGather", send, receive, count, number, communicator, stream)
-                require_equal(get(receive, 3 * count, dtype, stream), np.concatenate([a[:count] for a in arrays]))
-                for root in range(3):
-                    call("ncclReduce", send, receive, 3 * count, number, 0, root, communicator, stream)
-                    if rank == root:
-                        require_equal(get(receive, 3 * count, dtype, stream), total)
-                    call("ncclBroadcast", send, receive, 3 * count, number, root, communicator, stream)
-                    require_equal(get(receive, 3 * count, dtype, stream), arrays[root])
-                call("ncclReduceScatter", send, send + rank * width, count, number, 0, communicator, stream)
-                call("ncclAllGather", send + rank * width, send, count, number, communicator, stream)
-                require_equal(get(send, 3 * count, dtype, stream), total)
-
-    on_ranks(3, body)
-
-
-@doubled
-def test_sends_and_receives_of_a_group_progress_together():
-    def body(rank, communicator, stream):
-        # more than mailboxes hold, and two messages between each two ranks, one of them empty
-        sent = [np.full(50_000, 10 * rank + peer, np.float32) for peer in range(3)]
-        senders, receivers = [put(array) for array in sent], [put(np.zeros_like(sent[0])) for _ in range(3)]
-        call("ncclGroupStart")
-        for peer in range(3):
-            for count in (50_000, 0, 1):
-                call("ncclSend", senders[peer], count, FLOAT32, peer, communicator, stream)
-        for peer in range(3):
-            for count in (50_000, 0, 1):
-                call("ncclRecv", receivers[peer], count, FLOAT32, peer, communicator, stream)
-        call("ncclGroupEnd")
-        for peer in range(3):
-            require_equal(get(receivers[peer], 50_000, np.float32, stream), np.full(50_000, 10 * peer + rank, "f"))
-        assert error_of(communicator) == 0
-
-    on_ranks(3, body)
-
-
-@doubled
-def test_guarded_memory_is_reached_by_all_operations():
-    def body(rank, communicator, stream):
-        require_equal(allreduced(communicator, stream, np.full(8, rank + 1, np.float32)), np.full(8, 3, np.float32))
-        memory = put(np.full(8, rank, np.float32))
-        call("ncclSend" if rank == 0 else "ncclRecv", memory, 8, FLOAT32, 1 - rank, communicator, stream)
-        require_equal(get(memory, 8, np.float32, stream), np.zeros(8, np.float32))
-
-    on_ranks(2, body, guard=1)
 
 
 @doubled
@@ -311,26 +196,6 @@ def test_wrong_buffers_streams_and_communicators_are_refused():
 
 
 @doubled
-def test_a_split_makes_communicators_by_color_and_key():
-    def body(rank, communicator, stream):
-        colors = [0, 1, 0, -1]
-        part = call("ncclCommSplit", communicator, colors[rank], -rank, 0)
-        swapped = call("ncclCommSplit", communicator, 7, -rank, 0)
-        call("ncclCommDestroy", communicator)
-        gathered = put(np.zeros(4, np.int32))
-        call("ncclAllGather", put(np.array([rank], np.int32)), gathered, 1, 2, swapped, stream)
-        assert get(gathered, 4, np.int32, stream).tolist() == [3, 2, 1, 0]
-        if rank == 3:
-            assert part == 0
-            return
-        call("ncclAllGather", put(np.array([rank], np.int32)), gathered, 1, 2, part, stream)
-        assert get(gathered, 4, np.int32, stream).tolist()[:2] == ([2, 0] if rank != 1 else [1, 2])
-        assert gpu_double.control().count("communicators") == 2
-
-    on_ranks(4, body)
-
-
-@doubled
 def test_a_dead_peer_makes_collectives_hang_until_they_are_aborted():
     def body(rank, communicator, stream, folder):
         memory = put(np.ones(8, np.float32))
@@ -415,31 +280,6 @@ def test_a_destroyed_communicator_has_finished():
         assert code_of("cuStreamQuery", stream) == 0
 
     on_ranks(2, body)
-
-
-@doubled
-def test_allocations_and_registrations_are_counted():
-    def body(rank, communicator, stream):
-        count, memory = gpu_double.control().count, call("ncclMemAlloc", 4096)
-        registration = call("ncclCommRegister", communicator, memory, 4096)
-        assert code_of("ncclCommRegister", communicator, memory, 8192) == INVALID_ARGUMENT
-        assert (count("nccl allocations"), count("registrations"), count("allocations")) == (1, 1, 1)
-        call("ncclCommDeregister", communicator, registration)
-        assert code_of("ncclCommDeregister", communicator, registration) == INVALID_USAGE
-        call("ncclMemFree", memory)
-        assert code_of("ncclMemFree", memory) == INVALID_ARGUMENT
-        assert (count("nccl allocations"), count("registrations"), count("allocations")) == (0, 0, 0)
-
-    on_ranks(1, body)
-
-
-@doubled
-def test_an_asynchronous_error_can_be_made():
-    def body(rank, communicator, stream):
-        gpu_double.control().set_async_error(communicator, 6)
-        assert error_of(communicator) == 6
-
-    on_ranks(1, body)
 
 
 def _kill_rank_1(body):

@@ -35,13 +35,11 @@ _SETTINGS = {
         "memory",
         "driver_version",
         "nccl_version",
-        "salt",
         "delay_us",
         "guard",
         "join_timeout_s",
         "handshake",
         "destroy_us",
-        "log",
         "fail",
     )
 }
@@ -115,10 +113,6 @@ class Control:
         Meanwhile calls that CUDA calls unsafe are refused, too, as during a capture in the mode "global".
         """
         _require_success(self._driver.gpu_double_mark_capturing(ctypes.c_void_p(stream), int(is_capturing)))
-
-    def set_async_error(self, communicator: int, code: int) -> None:
-        """On this rank only."""
-        _require_success(self._nccl.gpu_double_set_async_error(ctypes.c_void_p(communicator), code))
 
     def set_delay_us(self, delay_us: int) -> None:
         """Before each piece of work on a stream, from now on."""

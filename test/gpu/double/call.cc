@@ -13,7 +13,7 @@ namespace {
 
 struct Calls {
   std::mutex mutex;
-  std::string log_folder = settings().log_folder;
+  std::string log_folder;  // empty: no log
   std::vector<PlannedFailure> failures = settings().failures;
   std::map<std::string, long> made;  // only of names for which a failure is planned
   std::string last_sentence;

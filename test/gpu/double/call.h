@@ -50,7 +50,7 @@ class Call {
   // The reason of the last refused call of this process.
   static std::string last_sentence();
 
-  // Instead of what the environment says, from now on. An empty folder ends the log.
+  // Appends each call, one on a line, to the file <pid> there, from now on. An empty folder ends the log.
   static void log_to(const std::string& folder);
   // Calls are counted anew.
   static void plan_failures(const std::string& plan);

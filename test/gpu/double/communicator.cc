@@ -168,7 +168,7 @@ void Communicator::fail_everywhere(int code) {
 }
 
 int Communicator::error() const {
-  return own_error_ != 0 ? own_error_.load() : static_cast<int>((*segment)->error.load());
+  return static_cast<int>((*segment)->error.load());
 }
 
 void Communicator::next_round() {

@@ -46,7 +46,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // On all ranks.
   void fail_everywhere(int code);
-  void fail_here(int code) { own_error_ = code; }
   int error() const;
 
   // All ranks have called it; only in work. Throws Aborted.
@@ -79,7 +78,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   uint32_t round_ = 0;  // the stream at work only
   std::atomic<bool> is_aborted_{false};
-  std::atomic<int> own_error_{0};
   std::mutex splitting_;
   uint32_t splits_ = 0;  // guarded by splitting_
   std::mutex shaking_;

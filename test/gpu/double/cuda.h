@@ -26,7 +26,6 @@ constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kNoDevic
 }  // namespace result
 
 constexpr unsigned kStreamNonBlocking = 1;
-constexpr unsigned kEventDisableTiming = 2;
 constexpr int kLeastPriority = 0, kGreatestPriority = -5;
 
 }  // namespace gpu_double

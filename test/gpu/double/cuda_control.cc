@@ -59,7 +59,6 @@ CUresult gpu_double_mark_capturing(CUstream stream, int is_capturing) {
 
 void gpu_double_set_delay_us(long delay_us) { set_delay_us(delay_us); }
 
-// Instead of RINGTRAIN_GPU_DOUBLE_LOG, from now on.
 void gpu_double_set_log(const char* folder) { Call::log_to(folder); }
 
 // Instead of RINGTRAIN_GPU_DOUBLE_FAIL; calls are counted from now on.

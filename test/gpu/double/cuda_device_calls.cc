@@ -11,31 +11,6 @@
 
 using namespace gpu_double;
 
-namespace {
-
-int attribute_of(CUdevice device, int attribute) {
-  constexpr int kMultiprocessors = 16, kPciBus = 33, kCopyEngines = 40, kUnifiedAddressing = 41, kMajor = 75,
-                kCanRegisterHostMemory = 99, kLast = 150;
-  require(attribute >= 1 && attribute < kLast);
-  switch (attribute) {
-    case kMultiprocessors:
-      return 132;
-    case kPciBus:
-      return physical_number_of(device) + 1;
-    case kCopyEngines:
-      return 3;
-    case kUnifiedAddressing:
-    case kCanRegisterHostMemory:
-      return 1;
-    case kMajor:
-      return 9;
-    default:
-      return 0;
-  }
-}
-
-}  // namespace
-
 extern "C" {
 
 CUresult cuInit(unsigned flags) {
@@ -93,15 +68,6 @@ CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
     require(uuid != nullptr);
     require_device(device);
     *uuid = uuid_of(device);
-  });
-}
-
-CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
-  return Call("cuDeviceGetAttribute", attribute, device).run([&] {
-    require_initialized();
-    require(value != nullptr);
-    require_device(device);
-    *value = attribute_of(device, attribute);
   });
 }
 
@@ -163,10 +129,6 @@ CUresult cuCtxSetCurrent(CUcontext context) {
     require_initialized();
     set_current(context == nullptr ? nullptr : &context_of(context));
   });
-}
-
-CUresult cuCtxSynchronize() {
-  return Call("cuCtxSynchronize").run([] { current_context().synchronize(); });
 }
 
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {

@@ -4,7 +4,6 @@
 #include "call.h"
 #include "context.h"
 #include "memory.h"
-#include "settings.h"
 
 using namespace gpu_double;
 
@@ -43,40 +42,6 @@ void copy(const End& to, const End& from, size_t bytes, CUstream stream) {
   if (to.is_pageable || from.is_pageable) end.wait();
 }
 
-template <typename Value>
-void put(void* data, Value value) {
-  std::memcpy(data, &value, sizeof(value));
-}
-
-void put_attribute(void* data, int attribute, const Block& block, CUdeviceptr address) {
-  constexpr int kContext = 1, kMemoryType = 2, kDevicePointer = 3, kHostPointer = 4, kIsManaged = 8, kDevice = 9,
-                kRangeBegin = 11, kRangeBytes = 12, kIsMapped = 13;
-  const bool is_device_memory = block.kind == MemoryKind::device;
-  switch (attribute) {
-    case kContext:
-      return put<CUcontext>(data, &primary_context(block.device));
-    case kMemoryType:
-      return put<unsigned>(data, is_device_memory ? 2 : 1);
-    case kDevicePointer:
-      return put(data, address);
-    case kHostPointer:
-      require(!is_device_memory);
-      return put(data, address);
-    case kIsManaged:
-      return put<unsigned char>(data, 0);
-    case kDevice:
-      return put<int>(data, block.device);
-    case kRangeBegin:
-      return put<CUdeviceptr>(data, block.begin);
-    case kRangeBytes:
-      return put<size_t>(data, block.bytes);
-    case kIsMapped:
-      return put<unsigned char>(data, 1);
-    default:
-      require(false);
-  }
-}
-
 }  // namespace
 
 extern "C" {
@@ -98,15 +63,6 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     require(memory().find(address, block));
     primary_context(block.device).synchronize();
     memory().free(address);
-  });
-}
-
-CUresult cuMemGetInfo_v2(size_t* left, size_t* total) {
-  return Call("cuMemGetInfo_v2").run([&] {
-    const Context& context = current_context();
-    require(left != nullptr && total != nullptr);
-    *total = settings().memory_bytes;
-    *left = *total - memory().used_bytes(context.device);
   });
 }
 
@@ -179,12 +135,14 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUst
   });
 }
 
+// Only the ordinal of the GPU is asked for.
 CUresult cuPointerGetAttribute(void* data, int attribute, CUdeviceptr address) {
   return Call("cuPointerGetAttribute", attribute).run([&] {
-    require(data != nullptr);
+    constexpr int kDeviceOrdinal = 9;
+    require(data != nullptr && attribute == kDeviceOrdinal);
     Block block;
     require(memory().find(address, block));
-    put_attribute(data, attribute, block, address);
+    std::memcpy(data, &block.device, sizeof(int));
   });
 }
 }

@@ -22,14 +22,6 @@ std::shared_ptr<Stream> idle_or_working(CUstream handle) {
   return stream;
 }
 
-std::shared_ptr<const Event::Record> record_with_time(const Event& event) {
-  const auto record = event.last();
-  if ((event.flags & kEventDisableTiming) != 0 || record == nullptr)
-    throw Refusal{result::kInvalidHandle, "the event has no time"};
-  if (!record->point.is_reached()) throw Refusal{result::kNotReady, "the event is not reached"};
-  return record;
-}
-
 }  // namespace
 
 extern "C" {
@@ -60,9 +52,9 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     Context& context = current_context();
     require((flags & ~1u) == 0);
     const std::shared_ptr<Stream> waiting = stream_of(context, stream);
-    const auto record = event_of(event)->last();
-    if (record == nullptr) return;
-    waiting->context.enqueue(waiting, [record] { record->point.wait(); });
+    const auto point = event_of(event)->last();
+    if (point == nullptr) return;
+    waiting->context.enqueue(waiting, [point] { point->wait(); });
   });
 }
 
@@ -101,7 +93,7 @@ CUresult cuEventCreate(CUevent* event, unsigned flags) {
   return Call("cuEventCreate", flags).run([&] {
     Context& context = current_context();
     require(event != nullptr && flags < 8);
-    *event = open_event(context, flags);
+    *event = open_event(context);
   });
 }
 
@@ -119,28 +111,16 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 CUresult cuEventQuery(CUevent event) {
   return Call("cuEventQuery", event).run([&] {
     current_context().require_safe();
-    const auto record = event_of(event)->last();
-    if (record != nullptr && !record->point.is_reached()) throw Refusal{result::kNotReady, "the event is not reached"};
+    const auto point = event_of(event)->last();
+    if (point != nullptr && !point->is_reached()) throw Refusal{result::kNotReady, "the event is not reached"};
   });
 }
 
 CUresult cuEventSynchronize(CUevent event) {
   return Call("cuEventSynchronize", event).run([&] {
     current_context();
-    const auto record = event_of(event)->last();
-    if (record != nullptr) record->point.wait();
-  });
-}
-
-CUresult cuEventElapsedTime(float* milliseconds, CUevent begin, CUevent end) {
-  return Call("cuEventElapsedTime", begin, end).run([&] {
-    current_context();
-    require(milliseconds != nullptr);
-    const std::shared_ptr<Event> first = event_of(begin);
-    const std::shared_ptr<Event> second = event_of(end);
-    if (&first->context != &second->context) throw Refusal{result::kInvalidHandle, "the events are of two contexts"};
-    const double begin_s = record_with_time(*first)->reached_at_s;
-    *milliseconds = static_cast<float>(1000 * (record_with_time(*second)->reached_at_s - begin_s));
+    const auto point = event_of(event)->last();
+    if (point != nullptr) point->wait();
   });
 }
 

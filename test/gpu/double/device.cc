@@ -21,7 +21,7 @@ namespace {
 std::atomic<bool> is_initialized{false};
 std::atomic<bool> is_forked_from_a_user{false};
 
-// FNV-1a: spreads the bits of host name, salt and number over the UUID.
+// FNV-1a: spreads the bits of host name and number over the UUID.
 uint64_t digest(const std::string& text) {
   uint64_t hash = 14695981039346656037u;
   for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
@@ -31,7 +31,7 @@ uint64_t digest(const std::string& text) {
 CUuuid physical_uuid(int number) {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
-  const std::string name = std::string(host) + "/" + settings().salt + "/" + std::to_string(number);
+  const std::string name = std::string(host) + "/" + std::to_string(number);
   CUuuid uuid;
   for (int half = 0; half < 2; ++half) {
     uint64_t bits = digest(std::to_string(half) + name);

@@ -1,7 +1,5 @@
 #include "event.h"
 
-#include <time.h>
-
 #include "call.h"
 #include "handles.h"
 
@@ -13,27 +11,19 @@ Handles<Event>& events() {
   return *all;
 }
 
-double now_s() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 }  // namespace
 
 void Event::record(const std::shared_ptr<Stream>& stream) {
-  const auto record = std::make_shared<Record>();
   const std::lock_guard<std::mutex> lock(mutex_);
-  record->point = stream->context.enqueue(stream, [record] { record->reached_at_s = now_s(); });
-  last_ = record;
+  last_ = std::make_shared<const Point>(stream->context.enqueue(stream, [] {}));
 }
 
-std::shared_ptr<const Event::Record> Event::last() const {
+std::shared_ptr<const Point> Event::last() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return last_;
 }
 
-CUevent open_event(Context& context, unsigned flags) { return events().add(std::make_shared<Event>(context, flags)); }
+CUevent open_event(Context& context) { return events().add(std::make_shared<Event>(context)); }
 
 std::shared_ptr<Event> event_of(CUevent handle) {
   const std::shared_ptr<Event> event = events().find(handle);

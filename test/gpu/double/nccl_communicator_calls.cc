@@ -209,9 +209,4 @@ long long gpu_double_nccl_count(const char* of) {
   const std::lock_guard<std::mutex> lock(allocations().mutex);
   return static_cast<long long>(allocations().alive.size());
 }
-
-// On this rank only.
-ncclResult_t gpu_double_set_async_error(ncclComm_t handle, ncclResult_t code) {
-  return Call("gpu_double_set_async_error", handle, code).run([&] { communicator_of(handle)->fail_here(code); });
-}
 }

@@ -49,13 +49,11 @@ Settings read_environment() {
   read.memory_bytes = static_cast<size_t>(number("MEMORY", 1 << 30));
   read.driver_version = static_cast<int>(number("DRIVER_VERSION", 13000));
   read.nccl_version = static_cast<int>(number("NCCL_VERSION", 22703));
-  read.salt = text_of("SALT");
   read.delay_us = static_cast<long>(number("DELAY_US", 0));
   read.is_guarded = number("GUARD", 0) != 0;
   read.join_timeout_s = number("JOIN_TIMEOUT_S", 0);
   read.has_handshakes = number("HANDSHAKE", 0) != 0;
   read.destroy_us = static_cast<long>(number("DESTROY_US", 0));
-  read.log_folder = text_of("LOG");
   read.failures = read_failures(text_of("FAIL"));
   return read;
 }

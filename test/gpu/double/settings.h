@@ -2,22 +2,19 @@
 //
 //   RINGTRAIN_GPU_DOUBLE_GPUS            GPUs of this host; 4 by default. CUDA_VISIBLE_DEVICES is respected.
 //   RINGTRAIN_GPU_DOUBLE_SLICES          so many of them, one after the other, are slices of one (MIG); 1 by default.
-//   RINGTRAIN_GPU_DOUBLE_MEMORY          bytes of each GPU's memory, 1 GiB by default. Memory that other processes
-//   allocated
-//                                        on the same GPU is not seen.
+//   RINGTRAIN_GPU_DOUBLE_MEMORY          bytes of each GPU's memory, 1 GiB by default, without what other processes
+//                                        have allocated there
 //   RINGTRAIN_GPU_DOUBLE_DRIVER_VERSION  13000 by default
 //   RINGTRAIN_GPU_DOUBLE_NCCL_VERSION    22703 by default. From 23000 on NCCL_MULTI_RANK_GPU_ENABLE=1 is respected.
-//   RINGTRAIN_GPU_DOUBLE_SALT            GPU j has the same UUID in all processes of equal host name and salt
 //   RINGTRAIN_GPU_DOUBLE_DELAY_US        before each piece of work on a stream, so that missing waits show
-//   RINGTRAIN_GPU_DOUBLE_GUARD           1: the host cannot touch device memory, as on a real machine. Code that stands
-//   for
+//   RINGTRAIN_GPU_DOUBLE_GUARD           1: the host cannot touch device memory, as on a real machine. Code in the
+//   place of
 //                                        a kernel reaches it through `gpu_double_host_view`.
 //   RINGTRAIN_GPU_DOUBLE_JOIN_TIMEOUT_S  how long ncclCommInitRankConfig and ncclCommSplit wait for the other ranks;
 //                                        0, the default: for ever, as NCCL does
 //   RINGTRAIN_GPU_DOUBLE_HANDSHAKE       1: a call for collectives returns when all ranks have made theirs, as NCCL's
 //                                        does for some of its algorithms
 //   RINGTRAIN_GPU_DOUBLE_DESTROY_US      how long ncclCommDestroy takes, as it does while another rank does not go on
-//   RINGTRAIN_GPU_DOUBLE_LOG             a folder; each process appends its calls, one on a line, to the file <pid>
 //   RINGTRAIN_GPU_DOUBLE_FAIL            calls that fail: "cuMemAlloc_v2:3:2,ncclAllReduce:*:1:rank=1" is name, the
 //                                        how many-th call (* is each), result, and the only rank on which it happens
 //
@@ -42,13 +39,11 @@ struct Settings {
   size_t memory_bytes;
   int driver_version;
   int nccl_version;
-  std::string salt;
   long delay_us;
   bool is_guarded;
   double join_timeout_s;
   bool has_handshakes;
   long destroy_us;
-  std::string log_folder;  // empty: no log
   std::vector<PlannedFailure> failures;
 };
 
