@@ -67,46 +67,20 @@ def check_shapes(dtype, shapes=SHAPES):
         assert (copies == copies[0]).all()
 
 
-@pytest.mark.ranks(1, 2, 3, 4, 5, 6, fast=[1, 2, 3, 4], slow=[6])
+@pytest.mark.ranks(1, 2, 3, 4, 5, 6, fast=[1, 2, 3, 4], slow=[5, 6])
+@pytest.mark.ranks(2, 3, env=TINY_CHUNKS, way="small mailboxes")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_shape(dtype):
     check_shapes(dtype)
 
 
-@pytest.mark.ranks(2, 3, 5, env=RING)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_shapes_on_the_ring(dtype):
-    check_shapes(dtype, FEW_SHAPES)
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(3, env=MPI)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_shapes_through_mpi(dtype):
-    check_shapes(dtype, FEW_SHAPES)
-
-
-@pytest.mark.ranks(6, env=DOUBLING)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_shapes_by_doubling(dtype):
-    check_shapes(dtype, FEW_SHAPES)
-
-
-@pytest.mark.ranks(2, 3, env=TINY_CHUNKS)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_every_shape_with_small_mailboxes(dtype):
-    check_shapes(dtype)
-
-
+@pytest.mark.ranks(2, 3, 5, env=RING, slow=True, way="ring")
+@pytest.mark.ranks(3, env=MPI, fast=True, way="mpi")
+@pytest.mark.ranks(6, env=DOUBLING, way="doubling")
 @pytest.mark.ranks(4, hosts=(2, 2), timeout=120)
+@pytest.mark.ranks(3, hosts=(2, 1), timeout=120, slow=True)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_shapes_on_2_hosts_of_2_ranks(dtype):
-    check_shapes(dtype, FEW_SHAPES)
-
-
-@pytest.mark.ranks(3, hosts=(2, 1), timeout=120)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_shapes_on_hosts_with_different_numbers_of_ranks(dtype):
+def test_shapes_on_every_way(dtype):
     check_shapes(dtype, FEW_SHAPES)
 
 

@@ -44,61 +44,16 @@ def check_all_ops_and_shapes(dtype):
 # Every dtype on three ranks: more than two arrays are summed, and nothing can be halved.
 
 
-@pytest.mark.ranks(3)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.ranks(3, slow=True, dtypes=DTYPES)
+@pytest.mark.ranks(1, 2, 4, fast=True, dtypes=DTYPE_OF_EACH_SIZE)
+@pytest.mark.ranks(3, env=RING, slow=True, dtypes=DTYPES, way="ring")
+@pytest.mark.ranks(2, 4, env=RING, fast=True, dtypes=DTYPE_OF_EACH_SIZE, way="ring")
+@pytest.mark.ranks(3, env=MPI, fast=True, dtypes=DTYPES, way="mpi")
+@pytest.mark.ranks(2, 4, env=MPI, slow=True, dtypes=DTYPE_OF_EACH_SIZE, way="mpi")
+@pytest.mark.ranks(3, env=DOUBLING, fast=True, dtypes=DTYPES, way="doubling")
+@pytest.mark.ranks(6, env=DOUBLING, slow=True, dtypes=DTYPE_OF_EACH_SIZE, way="doubling")
+@pytest.mark.ranks(2, 3, env=TINY_CHUNKS, dtypes=DTYPE_OF_EACH_SIZE, way="small mailboxes")
 def test_every_op_and_shape(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 4)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape_on_more_or_fewer_ranks(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-@pytest.mark.ranks(3, env=RING)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_op_and_shape_on_the_ring(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 4, env=RING)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape_on_a_shorter_and_a_longer_ring(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(3, env=MPI)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_op_and_shape_through_mpi(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-@pytest.mark.ranks(2, 4, env=MPI)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape_through_mpi_on_more_or_fewer_ranks(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(3, env=DOUBLING)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_op_and_shape_by_doubling(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-@pytest.mark.ranks(6, env=DOUBLING)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape_by_doubling_on_more_ranks(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-@pytest.mark.ranks(2, 3, env=TINY_CHUNKS)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape_with_small_mailboxes(dtype):
     check_all_ops_and_shapes(dtype)
 
 
@@ -108,7 +63,13 @@ def test_every_op_and_shape_without_shared_memory(dtype):
     check_all_ops_and_shapes(np.dtype(getattr(ml_dtypes, dtype, dtype)))
 
 
-def check_sizes_around_switches():
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(2, 3, 4, env=RING, way="ring")
+@pytest.mark.ranks(2, 5, env=DOUBLING, way="doubling")
+@pytest.mark.ranks(
+    2, 3, env={"RINGTRAIN_ALLREDUCE_ALGORITHM": "measured", "RINGTRAIN_SHARED_MEMORY": "off"}, way="measured"
+)
+def test_sizes_around_every_switch():
     # around a cache line, the small path, a mailbox or halving, the ring, blocks, a chunk of all mailboxes, and packing
     for base in (16, 4096, 16384, 32768, 3 << 14, 1 << 16, 32768 * hvd.size(), 1 << 18):
         for count in (base - 1, base, base + 1):
@@ -116,27 +77,11 @@ def check_sizes_around_switches():
             require_equal(hvd.allreduce(data(hvd.rank(), (count,), "float32"), op=hvd.Sum, name=f"{count}"), expected)
 
 
-@pytest.mark.ranks(2, 3, 4)
-def test_sizes_around_every_switch():
-    check_sizes_around_switches()
-
-
-@pytest.mark.ranks(2, 3, 4, env=RING)
-def test_sizes_around_every_switch_on_the_ring():
-    check_sizes_around_switches()
-
-
-@pytest.mark.ranks(2, 5, env=DOUBLING)
-def test_sizes_around_every_switch_by_doubling():
-    check_sizes_around_switches()
-
-
-@pytest.mark.ranks(2, 3, env={"RINGTRAIN_ALLREDUCE_ALGORITHM": "measured", "RINGTRAIN_SHARED_MEMORY": "off"})
-def test_sizes_around_every_switch_by_whoever_was_faster():
-    check_sizes_around_switches()
-
-
-def check_many_arrays_at_once(dtype):
+@pytest.mark.ranks(2, 3, env=RING, dtypes=["float32", "float16", "int8"], way="ring")
+@pytest.mark.ranks(
+    3, env={**RING, "RINGTRAIN_RING_CHUNK_KB": "1"}, slow=True, dtypes=["float64", "float16"], way="many blocks"
+)
+def test_many_arrays_at_once_on_the_ring(dtype):
     # small ones that are packed, and large ones that are cut into blocks
     shapes = [(3,), (1 << 20,), (0,), (70_001,), (300_007, 2), (1,), (1 << 19,)]
     mine = [data(hvd.rank(), shape, dtype, seed=i) for i, shape in enumerate(shapes)]
@@ -145,18 +90,6 @@ def check_many_arrays_at_once(dtype):
     for i, shape in enumerate(shapes):
         require_equal(mine[i], before[i])
         require_equal(results[i], reference("sum", data_of_ranks(hvd.size(), shape, dtype, seed=i)))
-
-
-@pytest.mark.ranks(2, 3, env=RING)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_many_arrays_at_once_on_the_ring(dtype):
-    check_many_arrays_at_once(dtype)
-
-
-@pytest.mark.ranks(3, env={**RING, "RINGTRAIN_RING_CHUNK_KB": "1"})
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
-def test_many_blocks_on_the_ring(dtype):
-    check_many_arrays_at_once(dtype)
 
 
 @pytest.mark.fast
@@ -220,28 +153,12 @@ def check_unsigned_values_above_the_signed_range(dtype):
     require_equal(hvd.allreduce(powers, op=hvd.Max, prescale_factor=-1.0), np.zeros(3, dtype))
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 3, fast=True)
+@pytest.mark.ranks(3, env=RING, way="ring")
+@pytest.mark.ranks(3, env=MPI, way="mpi")
+@pytest.mark.ranks(3, env=SOCKETS, way="sockets")
 @pytest.mark.parametrize("dtype", UNSIGNED)
 def test_unsigned_values_above_the_signed_range(dtype):
-    check_unsigned_values_above_the_signed_range(dtype)
-
-
-@pytest.mark.ranks(3, env=RING)
-@pytest.mark.parametrize("dtype", UNSIGNED)
-def test_unsigned_values_above_the_signed_range_on_the_ring(dtype):
-    check_unsigned_values_above_the_signed_range(dtype)
-
-
-@pytest.mark.ranks(3, env=MPI)
-@pytest.mark.parametrize("dtype", UNSIGNED)
-def test_unsigned_values_above_the_signed_range_through_mpi(dtype):
-    check_unsigned_values_above_the_signed_range(dtype)
-
-
-@pytest.mark.ranks(3, env=SOCKETS)
-@pytest.mark.parametrize("dtype", UNSIGNED)
-def test_unsigned_values_above_the_signed_range_over_sockets(dtype):
     check_unsigned_values_above_the_signed_range(dtype)
 
 

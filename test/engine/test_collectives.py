@@ -78,38 +78,16 @@ CHECKS = [check_allgather, check_broadcast, check_alltoall, check_reducescatter]
 NAMES = [check.__name__.removeprefix("check_") for check in CHECKS]
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, dtypes=DTYPES)
+@pytest.mark.ranks(1, 2, 4, fast=True, dtypes=DTYPE_OF_EACH_SIZE)
+@pytest.mark.ranks(2, 3, 4, env=RING, fast=True, dtypes=DTYPE_OF_EACH_SIZE, way="ring")
+@pytest.mark.ranks(2, 3, 4, env=MPI, fast=True, dtypes=DTYPE_OF_EACH_SIZE, way="mpi")
 @pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(dtype, which):
     CHECKS[which](dtype)
 
 
 # Where else it is sent, bytes are bytes. reducescatter computes as allreduce does.
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 4)
-@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_on_more_or_fewer_ranks(dtype, which):
-    CHECKS[which](dtype)
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3, 4, env=RING)
-@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_on_the_ring(dtype, which):
-    CHECKS[which](dtype)
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3, 4, env=MPI)
-@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_through_mpi(dtype, which):
-    CHECKS[which](dtype)
 
 
 @pytest.mark.fast
@@ -134,7 +112,10 @@ def test_arrays_that_begin_anywhere_in_a_page():
 COUNTS_OF_MANY = [1, 0, 200_001, *range(1, 60), 65_536, 3, 70_007, 5]
 
 
-def check_broadcasts_together():
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(2, 3, 4, env=RING, way="ring")
+def test_broadcasts_that_travel_together():
     size, rank, last = hvd.size(), hvd.rank(), hvd.size() - 1
     dtypes = [np.dtype(name) for name in ("float32", "uint8", "int64", "float16")]
     for seed in range(3):  # the third step consists of cached names
@@ -153,18 +134,6 @@ def check_broadcasts_together():
             require_equal(array, arrays[root])
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4)
-def test_broadcasts_that_travel_together():
-    check_broadcasts_together()
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3, 4, env=RING)
-def test_broadcasts_that_travel_together_along_a_chain():
-    check_broadcasts_together()
-
-
 @pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
 def test_short_broadcasts_travel_together_in_a_tree():
     mine = [np.full(3, 10 * hvd.rank() + i, np.int64) for i in range(20)]
@@ -173,7 +142,10 @@ def test_short_broadcasts_travel_together_in_a_tree():
         require_equal(array, np.full(3, 10 * (hvd.size() - 1) + i, np.int64))
 
 
-def check_allgathers_together():
+@pytest.mark.ranks(1, 2, 3, 4, fast=True)
+@pytest.mark.ranks(2, 3, env=RING, fast=True, way="ring")
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"}, way="no shared memory")
+def test_allgathers_that_travel_together():
     rank = hvd.rank()
     for step in (0, 1, 1, 1):  # with cached names in the end
         everybody = gathered_together(hvd.size(), COUNTS_OF_MANY, step)
@@ -185,24 +157,11 @@ def check_allgathers_together():
             require_equal(result, np.concatenate(arrays))
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4)
-def test_allgathers_that_travel_together():
-    check_allgathers_together()
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3, env=RING)
-def test_allgathers_that_travel_together_on_the_ring():
-    check_allgathers_together()
-
-
-@pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
-def test_short_allgathers_travel_together_without_shared_memory():
-    check_allgathers_together()
-
-
-def check_reducescatters_together():
+@pytest.mark.ranks(1, 2, 3, 4, fast=True)
+@pytest.mark.ranks(2, 3, env=RING, fast=True, way="ring")
+@pytest.mark.ranks(2, 3, 5, env={"RINGTRAIN_SHARED_MEMORY": "off"}, slow=True, way="no shared memory")
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_reducescatters_that_travel_together():
     size, rank = hvd.size(), hvd.rank()
     dtypes = ["float32", "uint8", "int64", "float16"]
     for step in (0, 1, 1, 1):  # with cached names in the end
@@ -220,28 +179,6 @@ def check_reducescatters_together():
         grouped = hvd.grouped_reducescatter([arrays[rank] for arrays in everybody], op=hvd.Sum, name="group")
         for result, part in zip(grouped, parts, strict=True):
             require_equal(result, part)
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4)
-def test_reducescatters_that_travel_together():
-    check_reducescatters_together()
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3, env=RING)
-def test_reducescatters_that_travel_together_on_the_ring():
-    check_reducescatters_together()
-
-
-@pytest.mark.ranks(2, 3, 5, env={"RINGTRAIN_SHARED_MEMORY": "off"})
-def test_reducescatters_that_travel_together_without_shared_memory():
-    check_reducescatters_together()
-
-
-@pytest.mark.ranks(4, hosts=(2, 2))
-def test_reducescatters_that_travel_together_between_hosts():
-    check_reducescatters_together()
 
 
 @pytest.mark.ranks(2, 3)

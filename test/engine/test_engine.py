@@ -88,14 +88,23 @@ def test_more_operations_without_a_name_than_there_are_names():
         require_equal(hvd.synchronize(handle), np.full(i % 7, float(i * hvd.size())))
 
 
-@pytest.mark.ranks(2, 3, env={"RINGTRAIN_CACHE_CAPACITY": "0"})
-def test_without_a_cache():
-    check_repeated_steps()
-
-
-@pytest.mark.ranks(2, 3, env={"RINGTRAIN_CACHE_CAPACITY": "1"})
-def test_with_a_cache_that_is_too_small():
-    check_repeated_steps()
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_CACHE_CAPACITY": "0"}, way="no cache")
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_CACHE_CAPACITY": "1"}, way="small cache")
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "0"}, way="no fusion")
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "0.01"}, way="little fusion")
+@pytest.mark.ranks(
+    2, 3, env={"HOROVOD_FUSION_THRESHOLD": "65536", "HOROVOD_CACHE_CAPACITY": "5"}, way="Horovod's variables"
+)
+def test_steps_that_repeat_with_other_options():
+    for step in range(10):
+        order = list(range(20))
+        random.Random(step * 10 + hvd.rank()).shuffle(order)
+        handles = {
+            i: hvd.allreduce_async(np.full(100 * i, step + hvd.rank() + 1.0), op=hvd.Sum, name=f"gradient{i}")
+            for i in order
+        }
+        for i, handle in handles.items():
+            require_equal(hvd.synchronize(handle), np.full(100 * i, total() + step * hvd.size()))
 
 
 @pytest.mark.ranks(2, env={"RINGTRAIN_CACHE_CAPACITY": "70000"})
@@ -110,33 +119,6 @@ def test_more_operations_than_a_board_has_bits_for():
             hvd.synchronize(handle)
         assert all(array[0] == total() + step * hvd.size() for array in arrays)
         assert hvd.metrics()["cache_misses"] - before == (len(arrays) if step == 0 else 0)
-
-
-@pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "0"})
-def test_without_fusion():
-    check_repeated_steps()
-
-
-@pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "0.01"})
-def test_with_a_small_fusion_threshold():
-    check_repeated_steps()
-
-
-@pytest.mark.ranks(2, 3, env={"HOROVOD_FUSION_THRESHOLD": "65536", "HOROVOD_CACHE_CAPACITY": "5"})
-def test_with_horovods_variables():
-    check_repeated_steps()
-
-
-def check_repeated_steps():
-    for step in range(10):
-        order = list(range(20))
-        random.Random(step * 10 + hvd.rank()).shuffle(order)
-        handles = {
-            i: hvd.allreduce_async(np.full(100 * i, step + hvd.rank() + 1.0), op=hvd.Sum, name=f"gradient{i}")
-            for i in order
-        }
-        for i, handle in handles.items():
-            require_equal(hvd.synchronize(handle), np.full(100 * i, total() + step * hvd.size()))
 
 
 @pytest.mark.ranks(2, 3)

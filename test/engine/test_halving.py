@@ -29,7 +29,9 @@ COUNTS = [1, 3, 65, 1000, 5003, 40_001]
 OPS = {"sum": hvd.Sum, "average": hvd.Average, "max": hvd.Max, "product": hvd.Product}
 
 
-def check_all(dtype):
+@pytest.mark.ranks(2, 3, 5, 8, env=HALVING, fast=True, dtypes=DTYPE_OF_EACH_SIZE)
+@pytest.mark.ranks(7, env=HALVING, dtypes=DTYPES)
+def test_sums_and_moves_by_halving_are_exact(dtype):
     dtype = np.dtype(dtype)
     for op, of_hvd in OPS.items():
         if op == "average" and (dtype.kind == "b" or hvd.size() not in (2, 3)):  # not exact
@@ -48,19 +50,6 @@ def check_all(dtype):
         require_equal(hvd.reducescatter(arrays[hvd.rank()], op=hvd.Sum, name=f"scattered{count}"), summed)
         uneven = [data(rank, (count * rank % 1777,), dtype) for rank in range(hvd.size())]
         require_equal(hvd.allgather(uneven[hvd.rank()], name=f"gathered{count}"), np.concatenate(uneven))
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3, 5, 8, env=HALVING)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_sums_and_moves_by_halving_are_exact(dtype):
-    check_all(dtype)
-
-
-@pytest.mark.ranks(7, env=HALVING)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_by_halving(dtype):
-    check_all(dtype)
 
 
 @pytest.mark.ranks(2, 3, 5, 8, env=AUTO)

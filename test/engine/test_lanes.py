@@ -123,25 +123,13 @@ def drawn_sets(random, ranks):
     return sets
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.ranks(3, 4)
-def test_operations_of_overlapping_sets_are_right_in_any_order(seed):
-    run_in_drawn_sets(seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.ranks(4, hosts=(2, 2))
-def test_operations_of_sets_of_two_hosts_are_right_in_any_order(seed):
-    run_in_drawn_sets(seed)
-
-
+@pytest.mark.ranks(
+    4, hosts=(1, 3), env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"}, way="sockets"
+)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.ranks(4, hosts=(1, 3), env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"})
-def test_operations_of_sets_are_right_in_any_order_over_sockets(seed):
-    run_in_drawn_sets(seed)
-
-
-def run_in_drawn_sets(seed):
+def test_operations_of_overlapping_sets_are_right_in_any_order(seed):
     common, own = np.random.default_rng(seed), np.random.default_rng([seed, hvd.rank()])
     sets = [hvd.global_process_set, *drawn_sets(common, hvd.size())]
     for step in range(8):
@@ -163,16 +151,8 @@ def run_in_drawn_sets(seed):
 
 
 @pytest.mark.ranks(3)
-def test_a_deadlock_that_leads_over_three_sets_is_told_and_all_go_on():
-    deadlock_over_three_sets()
-
-
 @pytest.mark.ranks(3, hosts=(1, 2))
-def test_a_deadlock_that_leads_over_sets_of_two_hosts_is_told_and_all_go_on():
-    deadlock_over_three_sets()
-
-
-def deadlock_over_three_sets():
+def test_a_deadlock_that_leads_over_three_sets_is_told_and_all_go_on():
     sets = [hvd.add_process_set(members) for members in ([0, 1], [1, 2], [0, 2])]
     one, other = [(sets[2], sets[0]), (sets[0], sets[1]), (sets[1], sets[2])][hvd.rank()]
     for again in range(2):

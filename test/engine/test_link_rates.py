@@ -117,6 +117,7 @@ def check_all():
 
 
 @pytest.mark.ranks(3, hosts=(1, 1, 1), timeout=240, env=ONE_SLOW)
+@pytest.mark.ranks(4, hosts=(2, 1, 1), timeout=240, env=ONE_SLOW)
 def test_one_rank_owns_all_of_a_ring_and_nothing_of_an_exchange():
     check_all()
 
@@ -128,11 +129,6 @@ def test_process_sets_have_shares_of_their_own():
     few = hvd.add_process_set(hvd.ProcessSet(members))
     check_allreduces(few, members)
     assert hvd.remove_process_set(few)
-
-
-@pytest.mark.ranks(4, hosts=(2, 1, 1), timeout=240, env=ONE_SLOW)
-def test_the_lane_of_hosts_with_several_ranks_has_such_shares():
-    check_all()
 
 
 @pytest.mark.ranks(3, hosts=(1, 1, 1), timeout=240, env={**ONE_SLOW, "RINGTRAIN_WIRE_FORMAT": "bf16"})

@@ -37,19 +37,9 @@ def shared(values):
     return array
 
 
-@pytest.mark.ranks(3)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.ranks(3, dtypes=DTYPES)
+@pytest.mark.ranks(1, 2, 4, dtypes=DTYPE_OF_EACH_SIZE)
 def test_every_op_and_shape_in_shared_memory(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-@pytest.mark.ranks(1, 2, 4)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape_in_shared_memory_on_more_or_fewer_ranks(dtype):
-    check_all_ops_and_shapes(dtype)
-
-
-def check_all_ops_and_shapes(dtype):
     for op in OPS:
         if op == "average" and dtype not in FLOATS:
             continue

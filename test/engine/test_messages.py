@@ -242,12 +242,8 @@ def wait_for_a_message_that_never_comes(told):
 
 
 @pytest.mark.ranks(3, isolated=True)
+@pytest.mark.ranks(3, isolated=True, env={"RINGTRAIN_SHARED_MEMORY": "off"}, way="network")
 def test_a_message_without_its_other_end_ends_the_wait_when_a_rank_outside_has_left(tmp_path):
-    wait_for_a_message_that_never_comes(tmp_path / "told")
-
-
-@pytest.mark.ranks(3, isolated=True, env={"RINGTRAIN_SHARED_MEMORY": "off"})
-def test_a_message_over_a_network_without_its_other_end_ends_the_wait(tmp_path):
     wait_for_a_message_that_never_comes(tmp_path / "told")
 
 

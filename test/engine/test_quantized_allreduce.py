@@ -76,7 +76,8 @@ def test_one_host_that_is_forced_has_the_bits_of_the_model():
     check_all((hvd.size(),), force=True)
 
 
-@pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+@pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off"}, way="mpi")
+@pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"}, way="sockets")
 def test_ranks_that_share_no_memory_are_hosts_of_their_own():
     check_all((1, 1), force=True)
 
@@ -84,11 +85,6 @@ def test_ranks_that_share_no_memory_are_hosts_of_their_own():
 @pytest.mark.ranks(2, hosts=(1, 1), timeout=120)
 def test_two_hosts_have_the_bits_of_the_model():
     check_all((1, 1))
-
-
-@pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"})
-def test_codes_over_sockets_have_the_bits_of_the_model():
-    check_all((1, 1), force=True)
 
 
 @pytest.mark.ranks(2, env=GPU)

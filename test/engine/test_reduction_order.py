@@ -27,7 +27,14 @@ def sum_of(arrays, factor=1.0):
     return (total * wide(factor)).astype(arrays[0].dtype)
 
 
-def check():
+@pytest.mark.ranks(2, 4, 5, env=RANKS, fast=True, way="shared memory")
+@pytest.mark.ranks(2, 3, 8, env=SOCKETS, fast=True, way="sockets")
+@pytest.mark.ranks(4, env={**SOCKETS, "RINGTRAIN_ALLREDUCE_ALGORITHM": "ring"}, way="sockets, ring")
+@pytest.mark.ranks(3, 6, env=MPI, slow=True, way="mpi")
+@pytest.mark.ranks(3, env={**MPI, "RINGTRAIN_ALLREDUCE_ALGORITHM": "mpi"}, way="mpi adds up")
+@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env=RANKS, slow=True)
+@pytest.mark.ranks(5, hosts=(2, 1, 2), timeout=120, env=RANKS, slow=True)
+def test_sums_are_those_in_the_order_of_the_ranks():
     ranks = range(hvd.size())
     last = hvd.add_process_set(ranks[1:])
     for dtype in DTYPES:
@@ -47,40 +54,3 @@ def check():
             of_some = hvd.allreduce(arrays[hvd.rank()], op=hvd.Sum, name=f"{dtype}.some", process_set=last)
             require_equal(of_some, sum_of(arrays[1:]))
     hvd.remove_process_set(last)
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 4, 5, env=RANKS)
-def test_in_shared_memory():
-    check()
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3, 8, env=SOCKETS)
-def test_over_sockets():
-    check()
-
-
-@pytest.mark.ranks(4, env={**SOCKETS, "RINGTRAIN_ALLREDUCE_ALGORITHM": "ring"})
-def test_an_option_for_another_algorithm_changes_no_bit():
-    check()
-
-
-@pytest.mark.ranks(3, 6, env=MPI)
-def test_over_mpi():
-    check()
-
-
-@pytest.mark.ranks(3, env={**MPI, "RINGTRAIN_ALLREDUCE_ALGORITHM": "mpi"})
-def test_also_where_mpi_would_add_up():
-    check()
-
-
-@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env=RANKS)
-def test_on_two_hosts():
-    check()
-
-
-@pytest.mark.ranks(5, hosts=(2, 1, 2), timeout=120, env=RANKS)
-def test_on_uneven_hosts():
-    check()

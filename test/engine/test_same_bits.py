@@ -24,34 +24,13 @@ def check(pairs=3):
         assert [difference for seed in seeds for difference in differences(seed, sets)] == []
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(3, 4, env=SOCKETS)
-def test_over_sockets():
-    check()
-
-
-@pytest.mark.ranks(5, 8, env=SOCKETS)
-def test_among_many_ranks():
-    check()
-
-
-@pytest.mark.ranks(2, 3, 6, env=MPI)
-def test_over_mpi():
-    check()
-
-
-@pytest.mark.ranks(3)
-def test_in_shared_memory():
-    check()
-
-
-@pytest.mark.ranks(6, hosts=(2, 2, 2), timeout=120)
-def test_between_hosts():
-    check()
-
-
-@pytest.mark.ranks(5, hosts=(2, 1, 2), timeout=120)
-def test_between_uneven_hosts():
+@pytest.mark.ranks(3, 4, env=SOCKETS, fast=True, way="sockets")
+@pytest.mark.ranks(5, 8, env=SOCKETS, slow=True, way="sockets")
+@pytest.mark.ranks(2, 3, 6, env=MPI, slow=True, way="mpi")
+@pytest.mark.ranks(3, way="shared memory")
+@pytest.mark.ranks(6, hosts=(2, 2, 2), timeout=120, slow=True)
+@pytest.mark.ranks(5, hosts=(2, 1, 2), timeout=120, slow=True)
+def test_a_story_has_the_same_bits_with_other_delays():
     check()
 
 

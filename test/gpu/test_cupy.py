@@ -23,14 +23,9 @@ import ringtrain as hvd
 
 
 @pytest.mark.ranks(1, 2, 3, 4, fast=[2], env=GPU)
+@pytest.mark.ranks(2, 3, env=STAGED, way="staged")
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_every_op_and_shape(dtype):
-    check_all_ops_and_shapes(exact_cupy, dtype)
-
-
-@pytest.mark.ranks(2, 3, env=STAGED)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape_through_host_memory(dtype):
     check_all_ops_and_shapes(exact_cupy, dtype)
 
 
@@ -38,6 +33,7 @@ def test_every_op_and_shape_through_host_memory(dtype):
 
 
 @pytest.mark.ranks(3, env=GPU)
+@pytest.mark.ranks(3, env=STAGED, way="staged")
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_collectives(dtype, name):
@@ -48,13 +44,6 @@ def test_collectives(dtype, name):
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives_on_more_or_fewer_ranks(name):
     COLLECTIVES[name](exact_cupy, np.dtype("float32"))
-
-
-@pytest.mark.ranks(3, env=STAGED)
-@pytest.mark.parametrize("name", COLLECTIVES)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_collectives_through_host_memory(dtype, name):
-    COLLECTIVES[name](exact_cupy, dtype)
 
 
 # Ways to call them

@@ -202,17 +202,9 @@ def test_an_error_that_nccl_finds_later_reaches_all_ranks():
 FAILING = {**GPU, "RINGTRAIN_GPU_DOUBLE_FAIL": "ncclAllReduce:60:1:rank=1"}
 
 
-@pytest.mark.ranks(2, env=FAILING, isolated=True)
+@pytest.mark.ranks(2, env=FAILING, isolated=True, way="failing")
+@pytest.mark.ranks(2, env={**FAILING, **HANDSHAKES}, isolated=True, way="others wait")
 def test_a_call_of_nccl_that_fails_names_the_operation():
-    reduce_until_nccl_fails()
-
-
-@pytest.mark.ranks(2, env={**FAILING, **HANDSHAKES}, isolated=True)
-def test_a_call_of_nccl_that_waits_for_one_that_has_failed_ends():
-    reduce_until_nccl_fails()
-
-
-def reduce_until_nccl_fails():
     hvd.init()
     mine = on_gpu(np.ones(1000))
     with pytest.raises(hvd.RingtrainError, match=r'allreduce "number.*ncclAllReduce: unhandled cuda error'):

@@ -56,21 +56,10 @@ def check_everything_else():
     require_on_gpu(hvd.alltoall(on_gpu(sent)), expected)
 
 
-@pytest.mark.ranks(4, env=CROSS[0], hosts=(2, 2))
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.ranks(4, env=CROSS[0], hosts=(2, 2), dtypes=DTYPES, way="nccl between hosts")
+@pytest.mark.ranks(4, env=CROSS[1], hosts=(2, 2), dtypes=DTYPE_OF_EACH_SIZE, way="mpi between hosts")
+@pytest.mark.ranks(4, env=CROSS[2], hosts=(2, 2), dtypes=DTYPE_OF_EACH_SIZE, way="mpi between GPUs")
 def test_nccl_on_the_hosts_and_between_them(dtype):
-    check_all_ops(dtype)
-
-
-@pytest.mark.ranks(4, env=CROSS[1], hosts=(2, 2))
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_nccl_on_the_hosts_and_mpi_between_them(dtype):
-    check_all_ops(dtype)
-
-
-@pytest.mark.ranks(4, env=CROSS[2], hosts=(2, 2))
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_nccl_on_the_hosts_and_mpi_between_the_gpus_themselves(dtype):
     check_all_ops(dtype)
 
 

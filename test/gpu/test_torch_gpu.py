@@ -28,21 +28,10 @@ hvd = on_demand("ringtrain.torch")
 # Operations
 
 
-@pytest.mark.ranks(2, env=GPU)
-@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+@pytest.mark.ranks(2, env=GPU, dtypes=TORCH_DTYPES)
+@pytest.mark.ranks(1, 3, env=GPU, dtypes=DTYPE_OF_EACH_SIZE)
+@pytest.mark.ranks(2, env=STAGED, dtypes=DTYPE_OF_EACH_SIZE, way="staged")
 def test_every_op_and_shape(dtype):
-    gpu_checks.check_all_ops_and_shapes(exact_torch_gpu, dtype)
-
-
-@pytest.mark.ranks(1, 3, env=GPU)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape_on_more_or_fewer_ranks(dtype):
-    gpu_checks.check_all_ops_and_shapes(exact_torch_gpu, dtype)
-
-
-@pytest.mark.ranks(2, env=STAGED)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape_through_host_memory(dtype):
     gpu_checks.check_all_ops_and_shapes(exact_torch_gpu, dtype)
 
 

@@ -82,13 +82,9 @@ def test_a_sum_lies_between_the_work_of_its_stream_and_the_host_goes_on():
     assert program.get(mine) == [6.0] * 1000
 
 
-@pytest.mark.ranks(2, env=STAGED)
-def test_all_operations_by_way_of_the_host():
-    check_all_operations()
-
-
+@pytest.mark.ranks(2, env=STAGED, slow=True, way="staged")
 @pytest.mark.ranks(2, env=GPU)
-def test_all_operations_by_nccl():
+def test_all_operations():
     check_all_operations()
 
 

@@ -1,9 +1,11 @@
 """The pytest hooks behind `@pytest.mark.ranks`.
 
     @pytest.mark.ranks(1, 2, 3, fast=[2], slow=[3], timeout=120, initialised=False, isolated=True,
-                       env={"NAME": "value"}, hosts=(2, 1), rate="1gbit")
+                       env={"NAME": "value"}, hosts=(2, 1), rate="1gbit", dtypes=DTYPES, way="ring")
 
-runs the body on 1, 2 and 3 ranks, `hvd.init()` done. fast, slow: the numbers of ranks with which it is marked so.
+runs the body on 1, 2 and 3 ranks, `hvd.init()` done. A test with several of these marks runs in all of these ways.
+fast, slow: the numbers of ranks with which it is marked so, or True for all. dtypes: the values of the parameter
+`dtype`. way: the word for this mark in the name of the test; without one that says the ranks of each host.
 timeout: seconds, 60 unless said. initialised: False where the body calls init() itself. isolated: in a job of its own,
 which is not initialised either. env: added to the environment of the job; what init() reads is set before it, in a job
 that others share. hosts: the ranks of each simulated host. rate: what each of these sends at most, as `tc` writes it. A
@@ -45,7 +47,7 @@ _READ_BY_INIT = {name for option in TABLE for name in (environment_name(option.n
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the hooks once, and the marker."""
-    arguments = "*sizes, fast=(), slow=(), timeout=60, initialised=True, isolated=False, env={}, hosts=(), rate=''"
+    arguments = "*sizes, fast=(), slow=(), timeout=60, initialised=True, isolated=False, env={}, hosts=(), ..."
     config.addinivalue_line("markers", f"ranks({arguments}): run under mpirun")
     if not config.pluginmanager.has_plugin("ranks"):
         config.pluginmanager.register(Ranks(), "ranks")
@@ -65,21 +67,31 @@ class Marker(NamedTuple):
     """The arguments of `@pytest.mark.ranks`."""
 
     sizes: tuple[int, ...]
-    fast: Sequence[int] = ()
-    slow: Sequence[int] = ()
+    fast: Sequence[int] | bool = ()
+    slow: Sequence[int] | bool = ()
     timeout: float = 60
     initialised: bool = True
     isolated: bool = False
     env: Mapping[str, str] = {}
     hosts: Sequence[int] = ()
     rate: str = ""
+    dtypes: Sequence[Any] = ()
+    way: str = ""
 
     @classmethod
-    def of(cls, definition: pytest.Item) -> Marker | None:
+    def of(cls, item: pytest.Item) -> Marker | None:
         """The marker of a test, or None. Raises UsageError where it says what cannot be."""
-        mark = definition.get_closest_marker("ranks")
-        if mark is None:
-            return None
+        own = [mark for mark in item.callspec.marks if mark.name == "ranks"] if hasattr(item, "callspec") else []
+        mark = own[0] if own else item.get_closest_marker("ranks")
+        return None if mark is None else cls._read(mark, item)
+
+    @classmethod
+    def all_of(cls, definition: pytest.Item) -> list[tuple[pytest.Mark, Marker]]:
+        """The marks of a function, the first one first."""
+        return [(mark, cls._read(mark, definition)) for mark in definition.iter_markers("ranks")][::-1]
+
+    @classmethod
+    def _read(cls, mark: pytest.Mark, definition: pytest.Item) -> Marker:
         try:
             marker = cls(mark.args, **mark.kwargs)
         except TypeError as error:
@@ -91,6 +103,14 @@ class Marker(NamedTuple):
             raise pytest.UsageError(f"{definition.nodeid}: @pytest.mark.ranks: {wanted}")
         return marker
 
+    def id_of(self, size: int, *dtype: Any) -> str:
+        way = self.way or "+".join(map(str, self.hosts))
+        return "-".join([*([way] if way else []), f"{size}rank{'s' if size > 1 else ''}", *map(str, dtype)])
+
+    def marks_of(self, size: int) -> list[pytest.MarkDecorator]:
+        of_sizes = [(pytest.mark.fast, self.fast), (pytest.mark.slow, self.slow)]
+        return [mark for mark, sizes in of_sizes if (sizes if isinstance(sizes, bool) else size in sizes)]
+
 
 class Ranks:
     """Runs marked tests in jobs. At most one job is alive; it serves all tests of equal spec."""
@@ -99,18 +119,20 @@ class Ranks:
         self._job: Job | None = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test per number of ranks."""
-        marker = Marker.of(metafunc.definition)
-        if marker is None:
+        """One test for each mark, number of ranks and dtype."""
+        markers = Marker.all_of(metafunc.definition)
+        if not markers:
             return
         if _SIZE not in metafunc.fixturenames:
             metafunc.fixturenames.append(_SIZE)
-        ids = [f"{size}rank{'s' if size > 1 else ''}" for size in marker.sizes]
-        marks = [(pytest.mark.fast, marker.fast), (pytest.mark.slow, marker.slow)]
-        sizes = [
-            pytest.param(size, marks=[mark for mark, of_sizes in marks if size in of_sizes]) for size in marker.sizes
+        names = [_SIZE, "dtype"] if markers[0][1].dtypes else [_SIZE]
+        values = [
+            pytest.param(size, *dtype, marks=[mark, *marker.marks_of(size)], id=marker.id_of(size, *dtype))
+            for mark, marker in markers
+            for size in marker.sizes
+            for dtype in ([(one,) for one in marker.dtypes] or [()])
         ]
-        metafunc.parametrize(_SIZE, sizes, ids=ids)
+        metafunc.parametrize(names, values)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -71,10 +71,12 @@ def test_wants_a_fixture(monkeypatch):
 def test_gets_what_cannot_be_sent(value):
     pass
 
-@pytest.mark.ranks(1, 2, isolated=True, env={"COLOUR": "green"})
+@pytest.mark.ranks(1, 2, isolated=True, env={"COLOUR": "green"}, dtypes=["int8"])
+@pytest.mark.ranks(1, isolated=True, env={"COLOUR": "red"}, dtypes=["bool", "int8"], slow=True, way="stop")
 @pytest.mark.parametrize("value", [{"a": 1}])
-def test_gets_its_arguments(value, tmp_path):
-    assert value == {"a": 1} and tmp_path.is_dir() and os.environ["COLOUR"] == "green"
+def test_gets_its_arguments(value, dtype, tmp_path):
+    assert value == {"a": 1} and tmp_path.is_dir()
+    assert os.environ["COLOUR"] == "green" or dtype == "bool"
 
 @pytest.mark.ranks(2, isolated=True)
 def test_waits():
@@ -155,9 +157,10 @@ def test_an_argument_that_cannot_be_sent_is_named(run):
     assert re.search(r"the arguments \['value'\] cannot be sent to the ranks", run[1])
 
 
-@pytest.mark.parametrize("size", ["1rank", "2ranks"])
-def test_arguments_and_environment_reach_the_ranks(run, size):
-    assert re.search(rf"^PASSED .*test_gets_its_arguments\[{size}-", run[1], re.MULTILINE)
+def test_arguments_and_environment_reach_the_ranks_of_each_way(run):
+    found = re.findall(r"^(PASSED|FAILED) .*test_gets_its_arguments\[(\S+)-value0\]", run[1], re.MULTILINE)
+    passed = ["1rank-int8", "2ranks-int8", "stop-1rank-bool"]
+    assert sorted(found) == sorted([("FAILED", "stop-1rank-int8"), *(("PASSED", way) for way in passed)])
 
 
 def test_the_ranks_do_not_outlive_pytest(tmp_path):

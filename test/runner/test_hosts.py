@@ -47,15 +47,9 @@ def check_every_operation(dtype):
     require_equal(scattered, np.array_split(reference("sum", [part[:47_999] for part in parts]), size)[rank])
 
 
-@pytest.mark.ranks(4, hosts=(2, 2), timeout=120)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_operation_on_2_hosts_of_2_ranks(dtype):
-    check_every_operation(dtype)
-
-
-@pytest.mark.ranks(4, hosts=(1, 1, 1, 1), timeout=120)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_operation_on_4_hosts_of_1_rank(dtype):
+@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, slow=True, dtypes=DTYPES)
+@pytest.mark.ranks(4, hosts=(1, 1, 1, 1), timeout=120, dtypes=DTYPE_OF_EACH_SIZE)
+def test_every_operation_on_hosts(dtype):
     check_every_operation(dtype)
 
 
@@ -97,15 +91,9 @@ def check_sizes_around_switches(dtype):
             require_equal(hvd.allreduce(data(hvd.rank(), (count,), dtype), op=hvd.Sum, name=f"{count}"), expected)
 
 
-@pytest.mark.ranks(4, hosts=(2, 2), timeout=120)
-@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "int8"])
-def test_sizes_around_every_switch_on_2_hosts_of_2_ranks(dtype):
-    check_sizes_around_switches(np.dtype(dtype))
-
-
-@pytest.mark.ranks(5, hosts=(1, 3, 1), timeout=120)
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
-def test_sizes_around_every_switch_on_3_uneven_hosts(dtype):
+@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, dtypes=["float16", "int8"])
+@pytest.mark.ranks(5, hosts=(1, 3, 1), timeout=120, dtypes=["float32", "int8"])
+def test_sizes_around_every_switch_on_hosts(dtype):
     check_sizes_around_switches(np.dtype(dtype))
 
 
@@ -124,21 +112,13 @@ def test_many_arrays_at_once_across_hosts():
             require_equal(mine[i], reference("sum", data_of_ranks(hvd.size(), shape, dtype, seed=i)))
 
 
-def check_allgathers_at_once():
+@pytest.mark.ranks(4, hosts=(2, 2))
+@pytest.mark.ranks(5, hosts=(3, 2), timeout=120)
+def test_many_allgathers_at_once_across_hosts():
     everybody = gathered_together(hvd.size(), [1, 0, 200_001, 5, 70_007, 3], step=0)
     gathered = hvd.grouped_allgather([arrays[hvd.rank()] for arrays in everybody])
     for result, arrays in zip(gathered, everybody, strict=True):
         require_equal(result, np.concatenate(arrays))
-
-
-@pytest.mark.ranks(4, hosts=(2, 2))
-def test_many_allgathers_at_once_across_hosts():
-    check_allgathers_at_once()
-
-
-@pytest.mark.ranks(5, hosts=(3, 2), timeout=120)
-def test_many_allgathers_at_once_across_uneven_hosts():
-    check_allgathers_at_once()
 
 
 @pytest.mark.ranks(4, hosts=(2, 2))
@@ -151,13 +131,11 @@ def test_all_ranks_hold_the_same_bits_across_hosts():
             assert (copies == copies[0]).all()
 
 
-@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env={"RINGTRAIN_CROSS_ALGORITHM": "ring"})
-def test_the_ring_between_hosts():
-    check_every_operation(np.dtype("float32"))
-
-
-@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env={"RINGTRAIN_NETWORK": "mpi", "RINGTRAIN_CROSS_ALGORITHM": "mpi"})
-def test_mpi_between_hosts():
+@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env={"RINGTRAIN_CROSS_ALGORITHM": "ring"}, way="ring")
+@pytest.mark.ranks(
+    4, hosts=(2, 2), timeout=120, env={"RINGTRAIN_NETWORK": "mpi", "RINGTRAIN_CROSS_ALGORITHM": "mpi"}, way="mpi"
+)
+def test_the_algorithm_between_hosts_may_be_chosen():
     check_every_operation(np.dtype("float32"))
 
 
@@ -232,21 +210,13 @@ def test_uneven_data_across_hosts():
     assert hvd.join() == 3
 
 
-def check_idle():
+@pytest.mark.ranks(4, hosts=(2, 2))
+@pytest.mark.ranks(2, hosts=(1, 1))
+def test_idle_ranks_on_2_hosts_sleep():
     hvd.allreduce(np.ones(3))
     time.sleep(0.2)
     asleep = measure_asleep(2)
     assert asleep.wakeups < 150 and asleep.cpu_s < 0.1
-
-
-@pytest.mark.ranks(4, hosts=(2, 2))
-def test_idle_ranks_on_2_hosts_sleep():
-    check_idle()
-
-
-@pytest.mark.ranks(2, hosts=(1, 1))
-def test_idle_ranks_on_2_hosts_of_1_rank_sleep():
-    check_idle()
 
 
 @pytest.mark.ranks(4, hosts=(1, 1, 1, 1), initialised=False)

@@ -96,13 +96,10 @@ def test_ranks_that_have_agreed_so_far_have_one_name_for_what_they_disagree_abou
 # ------------------------------------------------------------------------------------------------ what it can do
 
 
-@pytest.mark.ranks(1, 2, 3, 4, slow=[4], timeout=120)
+@pytest.mark.slow
+@pytest.mark.ranks(1, 2, 3, 4, timeout=120)
+@pytest.mark.ranks(2, initialised=False, timeout=120, way="begins with the group")
 def test_every_call_gives_exact_results_in_every_group():
-    c10d_calls.check("ringtrain", "ringtrain://")
-
-
-@pytest.mark.ranks(2, initialised=False, slow=[2], timeout=120)
-def test_every_call_gives_exact_results_in_a_job_that_begins_with_the_group():
     c10d_calls.check("ringtrain", "ringtrain://")
 
 

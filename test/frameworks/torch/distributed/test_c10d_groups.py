@@ -66,7 +66,10 @@ def require_places(group, order, count):
     assert last_of([received]) == [order[place - 1]]
 
 
-def require_places_in_drawn_orders():
+@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, env={"RINGTRAIN_SHARED_MEMORY": "off"}, way="network")
+@pytest.mark.ranks(4, hosts=(2, 2), isolated=True, way="hosts")
+def test_places_are_those_that_the_script_gave():
     with default_group() as rank:
         size = dist.get_world_size()
         orders = [[*range(size)][::-1], [2, 0, 1], [1, 0], [size - 1, 1], random.Random(1).sample(range(size), size)]
@@ -78,21 +81,6 @@ def require_places_in_drawn_orders():
                     for _ in range(2):  # what comes again is not announced again
                         require_places(group, order, count)
                 dist.destroy_process_group(group)
-
-
-@pytest.mark.ranks(3)
-def test_places_are_those_that_the_script_gave():
-    require_places_in_drawn_orders()
-
-
-@pytest.mark.ranks(3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
-def test_places_over_a_network_are_those_that_the_script_gave():
-    require_places_in_drawn_orders()
-
-
-@pytest.mark.ranks(4, hosts=(2, 2), isolated=True)
-def test_places_on_two_hosts_are_those_that_the_script_gave():
-    require_places_in_drawn_orders()
 
 
 @pytest.mark.ranks(2)
