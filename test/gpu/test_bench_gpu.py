@@ -2,14 +2,12 @@
 
 import argparse
 import importlib.util
-import json
 import os
-import time
 
 import numpy as np
 import pytest
 from harness.exact import require_equal
-from harness.gpu_arrays import GPU, environment
+from harness.gpu_arrays import GPU
 from measure.__main__ import MEASUREMENTS, main
 from measure.gpu.aim import Aim
 from measure.gpu.measurement import PARTS, Gpu
@@ -20,7 +18,7 @@ from ringtrain.bench import cli, peers, results
 from ringtrain.bench.measurement import Session
 from ringtrain.bench.ranks import MpiJob, SingleJob
 from ringtrain.bench.results import Result, Round, Row, Spread
-from ringtrain.bench.rounds import ALONE, Distribution
+from ringtrain.bench.rounds import ALONE
 from ringtrain.job import launched_by
 
 NCCL = "nccl, DDP's buckets"
@@ -54,10 +52,6 @@ def printed(rows):
 
 def row_of(part, rounds, **key):
     return Row({"part": part, "model": "resnet50", "tensors": 161, "bytes": 64 << 20, **key}, list(map(Round, rounds)))
-
-
-def test_the_table_says_on_which_gpus_it_was_measured():
-    assert printed([]) == ["A, GPU-1: 2 ranks", "driver for CUDA 13.0, no NCCL, arrays of torch 2.13.0"]
 
 
 def test_the_submission_of_a_gradient_is_reported_in_microseconds():
@@ -116,13 +110,6 @@ def test_a_bad_flag_is_refused_with_what_there_is(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_the_library_is_asked_for_where_it_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        main(["gpu", "--library", "cupy"])
-    assert "gpu needs cupy; pip install cupy-cuda12x, or cupy-cuda13x" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(launched_by.detect() is not None, reason="it starts ranks")
 def test_without_a_gpu_there_is_one_sentence_and_no_launch(monkeypatch, capsys):
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name)
@@ -130,18 +117,6 @@ def test_without_a_gpu_there_is_one_sentence_and_no_launch(monkeypatch, capsys):
     assert main(["gpu", "-np", "2"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ringtrain.bench: gpu cannot be measured here: the CUDA driver is missing or shows no GPU")
-
-
-@pytest.mark.skipif(launched_by.detect() is not None, reason="one rank is measured")
-@pytest.mark.parametrize(("gpus", "message"), [(0, "the CUDA driver is missing"), (1, "was built without CUDA")])
-def test_a_rank_without_a_gpu_that_it_can_use_says_so(gpus, message, monkeypatch):
-    torch = pytest.importorskip("torch", reason="its arrays are wanted")
-    monkeypatch.setattr(_core, "gpu_count", lambda: gpus)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(SystemExit, match=f"^ringtrain.bench: gpu cannot be measured on rank 0: .*{message}") as ended:
-        main(["gpu"])
-    assert "\n" not in ended.value.code
-    assert not hvd.is_initialized()
 
 
 def measured_in(tmp_path, *words):
@@ -168,15 +143,6 @@ def test_submission_and_host_memory_are_measured_on_cupy_arrays(tmp_path):
     assert [note.split(" is left out: ")[0] for note in result.notes[-2:]] == ["step", "training"]
     (fact,) = result.facts
     assert len(set(fact["gpus"])) == 2 and fact["gpus"][0].startswith("Double of a GPU, GPU-")
-
-
-@pytest.mark.ranks(2, isolated=True, env=environment(guard=1, gpus=1))
-def test_submission_through_host_memory_is_not_held_against_the_aim(tmp_path):
-    result = measured_in(tmp_path, "--parts", "submission")
-    if result is None:
-        return
-    reason = 'the aim is that of NCCL, and arrays take the way "staged" here'
-    assert (result.rows, result.notes) == ([], [f"submission is left out: {reason}"])
 
 
 @pytest.mark.ranks(1, initialised=False, env=GPU)
@@ -267,58 +233,3 @@ def test_buckets_average_as_ddp_does():
             require_equal(average.numpy(), np.full(average.shape, 2.0, np.float32))
     assert [len(members) for members in buckets_of(gradients[::-1])] == [2, 3]
     torch.distributed.destroy_process_group()
-
-
-def test_the_stopwatch_lets_the_gpu_be_busy_first(monkeypatch):
-    torch = pytest.importorskip("torch", reason="it is a stopwatch of torch")
-    from measure.torch.stopwatch import Stopwatch
-
-    now_s = 0.0
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            self.at_s = now_s
-
-        def synchronize(self):
-            pass
-
-        def elapsed_time(self, later):
-            return 1e3 * (later.at_s - self.at_s)
-
-    def work(seconds):
-        nonlocal now_s
-        now_s += seconds
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: work(cycles / 2e9))
-    stopwatch = Stopwatch(0.004)
-    measured = stopwatch.time(lambda: (work(0.5), time.sleep(0.01)))
-    assert measured.gpu_s == pytest.approx(0.5) and measured.lead_s == pytest.approx(0.004)
-    assert 0.01 <= measured.host_s < 5
-
-
-def test_a_model_in_bfloat16_is_trained_in_channels_last():
-    torch = pytest.importorskip("torch", reason="a torch model is trained")
-    from measure.torch import gpu_training
-
-    hvd.init()
-    try:
-        task = gpu_training.Task(argparse.Namespace(batch_size=2, image_size=32), device="cpu")
-        assert task.key == {"model": "resnet50", "tensors": 161, "bytes": 102_228_128, "inputs": [2, 3, 32, 32]}
-        gradients = task.train(Distribution(ALONE, lambda model, optimizer: (model, optimizer)))()
-        again = task.train(gpu_training.DISTRIBUTION)()
-        assert all(gradient.dtype == torch.float32 for gradient in gradients)
-        assert gradients[0].is_contiguous(memory_format=torch.channels_last)
-        assert gpu_training.are_close(again, gpu_training.averages_of(gradients))
-    finally:
-        hvd.shutdown()
-
-
-def test_results_of_gpus_can_be_saved(tmp_path):
-    row = row_of("step", [{"ringtrain": {"seconds": 1.0, "host": 1.0, "late": -1.0}, NCCL: {"seconds": 2.0}}])
-    results.save(Result("gpu", {}, {}, [row]), str(tmp_path / "gpu.json"))
-    (saved,) = json.loads((tmp_path / "gpu.json").read_text())["rows"]
-    assert saved["summary"][NCCL]["seconds / ringtrain"]["median"] == 2.0

@@ -7,15 +7,9 @@ from pathlib import Path
 import kvstore_trials
 import pytest
 from harness.ringrun_job import needs_mpi
-from kvstore_storm import fault, storm
+from kvstore_storm import storm
 
 pytestmark = needs_mpi
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-def test_a_fault_of_any_process_in_any_phase_keeps_nobody(seed: int, tmp_path: Path) -> None:
-    fault(tmp_path, seed)
 
 
 # Workers are killed and stopped, servers stopped, the scheduler killed. test/simulate/ tries more interleavings.

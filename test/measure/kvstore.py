@@ -1,13 +1,11 @@
-"""Faults and storms over jobs with servers, with one seed after the other.
+"""Storms and trials over jobs with servers, with one seed after the other.
 
-    python -m measure.kvstore faults --count 200
     python -m measure.kvstore storms --minutes 10
     python -m measure.kvstore trials --count 300 --at-once 4
 
-A fault strikes one process in a random phase: all others must end in time, and of nothing else. A storm kills workers,
-and servers that have snapshots, and starts them again: the training must learn, and no push may count twice. A trial
-kills or stops one or two processes of any role, which may come back: nobody may hang, no acknowledged push may be lost,
-and every process concerned must get an error in time.
+A storm kills workers, and servers that have snapshots, and starts them again: the training must learn, and no push may
+count twice. A trial kills or stops one or two processes of any role, which may come back: nobody may hang, no
+acknowledged push may be lost, and every process concerned must get an error in time.
 """
 
 import argparse
@@ -20,33 +18,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kvstore_trials
-from kvstore_storm import Storm, fault, storm
+from kvstore_storm import Storm, storm
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill processes of jobs with servers at random.")
-    parser.add_argument("what", choices=("faults", "storms", "trials"))
-    parser.add_argument("--count", type=int, default=200, help="faults or trials (default: %(default)s)")
+    parser.add_argument("what", choices=("storms", "trials"))
+    parser.add_argument("--count", type=int, default=200, help="trials (default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=1, help="trials at a time (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=10.0, help="of storms (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.what == "trials":
         return _trials(arguments.seed, arguments.count, arguments.at_once)
-    return _faults(arguments.seed, arguments.count) if arguments.what == "faults" else _storms(arguments)
-
-
-def _faults(first: int, count: int) -> int:
-    failures = 0
-    for seed in range(first, first + count):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                print(f"seed {seed}: {fault(Path(folder), seed)}", flush=True)
-            except Storm as error:
-                failures += 1
-                print(f"seed {seed}: {error}", file=sys.stderr, flush=True)
-    print(f"{count} faults, {failures} of which did not end as they must")
-    return int(failures > 0)
+    return _storms(arguments)
 
 
 def _trials(first: int, count: int, at_once: int) -> int:
