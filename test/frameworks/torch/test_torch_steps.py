@@ -32,6 +32,22 @@ def require_trained_alike(model, alone):
     hvd.check_replicas(model.state_dict())
 
 
+def twins(**options):
+    """A model that the ranks train together, and one that a process trains alone, with their optimizers."""
+    model, alone = new_model(), new_model()
+    return model, alone, hvd.DistributedOptimizer(sgd(model.parameters()), **options), sgd(alone.parameters())
+
+
+def step_alone(alone, plain, step, ranks=None, clip=None):
+    """One step on the batches of these ranks, or of all, as the mean over all."""
+    plain.zero_grad()
+    losses = [loss_of(alone, step, rank) for rank in (range(hvd.size()) if ranks is None else ranks)]
+    (sum(losses) / hvd.size()).backward()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), clip)
+    plain.step()
+
+
 # A rank without backward()
 
 
@@ -50,8 +66,7 @@ GRADIENTS = {"backward": lambda loss, _model: loss.backward(), "autograd.grad": 
 @pytest.mark.parametrize("asks", ["step", "clip", "scaler", "scaler and clip", "synchronize"])
 @pytest.mark.parametrize("gradients", GRADIENTS)
 def test_a_rank_without_backward_contributes_zeros_whoever_asks_for_averages(idle_step, asks, gradients):
-    model, alone = new_model(), new_model()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(alone.parameters())
+    model, alone, optimizer, plain = twins()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled="scaler" in asks)
     scaler.scale(torch.zeros(1))  # a scaler that has scaled nothing yet refuses to step
     idle = hvd.size() - 1
@@ -71,28 +86,21 @@ def test_a_rank_without_backward_contributes_zeros_whoever_asks_for_averages(idl
         else:
             scaler.step(optimizer)
             scaler.update()
-        plain.zero_grad()
         ranks = [rank for rank in range(hvd.size()) if (step, rank) != (idle_step, idle)]
-        (sum(loss_of(alone, step, rank) for rank in ranks) / hvd.size()).backward()
-        if "clip" in asks or asks == "synchronize":
-            torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
-        plain.step()
+        step_alone(alone, plain, step, ranks, 0.05 if "clip" in asks or asks == "synchronize" else None)
     require_trained_alike(model, alone)
 
 
 @pytest.mark.ranks(2)
 def test_a_rank_that_does_nothing_but_step_contributes_zeros_and_not_the_last_averages():
-    model, alone = new_model(), new_model()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(alone.parameters())
+    model, alone, optimizer, plain = twins()
     for step in range(4):
         is_idle = step == 2 and hvd.rank() == 1
         if not is_idle:
             optimizer.zero_grad()
             loss_of(model, step, hvd.rank()).backward()
         optimizer.step()
-        plain.zero_grad()
-        (sum(loss_of(alone, step, rank) for rank in range(1 if step == 2 else 2)) / 2).backward()
-        plain.step()
+        step_alone(alone, plain, step, range(1 if step == 2 else 2))
     optimizer.step()  # with the same gradients once more, on all ranks
     plain.step()
     require_trained_alike(model, alone)
@@ -127,8 +135,7 @@ def write_gradients(model, step, write):
     ("asks", "options"), [("step", {}), ("scaler", {"gradient_as_shared_view": True, "groups": 2}), ("synchronize", {})]
 )
 def test_gradients_that_are_written_past_autograd_in_every_step_are_averaged(write, asks, options):
-    model, alone = new_model(), new_model()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters()), **options), sgd(alone.parameters())
+    model, alone, optimizer, plain = twins(**options)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0, enabled=asks == "scaler")
     scaler.scale(torch.zeros(1))
     for step in range(4):
@@ -141,11 +148,7 @@ def test_gradients_that_are_written_past_autograd_in_every_step_are_averaged(wri
         else:
             scaler.step(optimizer)
             scaler.update()
-        plain.zero_grad()
-        (sum(loss_of(alone, step, rank) for rank in range(hvd.size())) / hvd.size()).backward()
-        if asks == "synchronize":
-            torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
-        plain.step()
+        step_alone(alone, plain, step, clip=0.05 if asks == "synchronize" else None)
         if step == 1:
             hvd.join()  # the next step agrees anew on which gradients there are
     require_trained_alike(model, alone)
@@ -167,8 +170,7 @@ def test_clipping_gradients_that_were_written_past_autograd_is_an_error_on_all_r
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_shared_view": True}], ids=str)
 def test_a_second_step_has_the_gradients_of_the_first_one_also_where_a_rank_has_joined(options):
-    model, alone = new_model(), new_model()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters()), **options), sgd(alone.parameters())
+    model, alone, optimizer, plain = twins(**options)
     with hvd.Join(optimizer):
         for step in range(3 - hvd.rank()):
             optimizer.zero_grad()
@@ -206,8 +208,7 @@ def test_clipping_the_gradients_of_the_last_step_where_others_have_new_ones_is_a
 @pytest.mark.ranks(2)
 def test_steps_that_a_scaler_or_a_norm_skips_are_followed_by_new_averages():
     """Also where the model drops the gradients, and where a rank has none then."""
-    model, alone = new_model(), new_model()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(alone.parameters())
+    model, alone, optimizer, plain = twins()
     for step in range(4):
         model.zero_grad()
         if not (step == 2 and hvd.rank() == 1):
@@ -217,18 +218,14 @@ def test_steps_that_a_scaler_or_a_norm_skips_are_followed_by_new_averages():
         if step == 1:
             continue
         optimizer.step()
-        plain.zero_grad()
-        (sum(loss_of(alone, step, rank) for rank in range(1 if step == 2 else 2)) / 2).backward()
-        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
-        plain.step()
+        step_alone(alone, plain, step, range(1 if step == 2 else 2), clip=0.05)
     require_trained_alike(model, alone)
 
 
 @pytest.mark.ranks(2)
 def test_gradients_that_are_dropped_after_clipping_stay_so():
     """As of a layer that is not trained in the first epochs."""
-    model, alone = new_model(), new_model()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(alone.parameters())
+    model, alone, optimizer, plain = twins()
     for step in range(3):
         optimizer.zero_grad()
         plain.zero_grad()
@@ -245,8 +242,7 @@ def test_gradients_that_are_dropped_after_clipping_stay_so():
 
 @pytest.mark.ranks(2)
 def test_ranks_may_have_different_numbers_of_passes_in_the_first_step():
-    model, alone = new_model(), new_model()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(alone.parameters())
+    model, alone, optimizer, plain = twins()
     for step, passes in enumerate([(1, 2), (2, 2), (2, 1)]):
         optimizer.zero_grad()
         for number in range(passes[hvd.rank()]):
@@ -271,10 +267,7 @@ def test_clipping_waits_for_the_averages_inside_an_island():
             loss_of(model, step, hvd.rank()).backward()
         hvd.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
-        plain.zero_grad()
-        (sum(loss_of(alone, step, rank) for rank in range(1 if step == 1 else 2)) / 2).backward()
-        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
-        plain.step()
+        step_alone(alone, plain, step, range(1 if step == 1 else 2), clip=0.05)
     require_trained_alike(model, alone)
     hvd.remove_process_set(optimizer._local_steps.islands.of_rank)
 
@@ -314,8 +307,7 @@ def test_a_parameter_that_no_rank_has_used_is_left_alone_until_one_does(options)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("idle", [None, 1])
 def test_a_parameter_may_be_frozen_between_backward_and_step_and_thawed_later(idle):
-    model, alone = new_model(), new_model()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(alone.parameters())
+    model, alone, optimizer, plain = twins()
     for step in range(6):
         optimizer.zero_grad()
         plain.zero_grad()
@@ -397,8 +389,7 @@ def fail(model):
 
 @pytest.mark.ranks(2)
 def test_zero_grad_drops_a_step_whose_backward_has_failed_on_all_ranks():
-    model, alone = new_model(), new_model()
-    optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(alone.parameters())
+    model, alone, optimizer, plain = twins()
     for step in range(4):
         optimizer.zero_grad()
         if step in (0, 2):
@@ -407,9 +398,7 @@ def test_zero_grad_drops_a_step_whose_backward_has_failed_on_all_ranks():
             assert all(parameter.grad is None for parameter in model.parameters())
         loss_of(model, step, hvd.rank()).backward()
         optimizer.step()
-        plain.zero_grad()
-        (sum(loss_of(alone, step, rank) for rank in range(2)) / 2).backward()
-        plain.step()
+        step_alone(alone, plain, step)
     require_trained_alike(model, alone)
 
 
