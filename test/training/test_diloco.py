@@ -46,6 +46,13 @@ def train(optimizer, weights, steps, first=0, of=gradient):
     return weights
 
 
+def require_trained(weights, steps, islands=None, of=gradient, dtype="float32", **how):
+    """The weights are those that the restatement of the algorithm comes to on this rank, or on its island."""
+    lists = alone() if islands is None else islands
+    expected = diloco_reference.train(start(dtype), of, lists, steps, **how)
+    require_equal(weights, expected[next(place for place, ranks in enumerate(lists) if hvd.rank() in ranks)])
+
+
 def require_equal(weights, expected):
     assert len(weights) == len(expected)
     for own, right in zip(weights, expected, strict=True):
@@ -74,10 +81,7 @@ def test_ranks_train_as_the_restatement_does(momentum):
     weights = start()
     optimizer = hvd.DiLoCo(optim.SGD(lr=0.5), weights, 3, outer=outer(momentum=momentum), islands="rank")
     train(optimizer, weights, 11)
-    expected = diloco_reference.train(
-        start(), gradient, alone(), 11, every=3, inner_lr=0.5, outer_lr=0.5, momentum=momentum
-    )
-    require_equal(weights, expected[hvd.rank()])
+    require_trained(weights, 11, every=3, inner_lr=0.5, outer_lr=0.5, momentum=momentum)
     assert (optimizer.inner_steps, optimizer.outer_steps) == (11, 3)
 
 
@@ -101,11 +105,8 @@ def test_ranks_train_by_weight_as_the_restatement_does(code):
     for step in range(8):
         optimizer.set_weight(weight_of(hvd.rank(), step))
         train(optimizer, weights, 1, step)
-    expected = diloco_reference.train(
-        *(start(), gradient, islands, 8),
-        **{"every": 3, "inner_lr": 0.5, "outer_lr": 0.5, "momentum": 0.5, "code": code, "weight": weight_of},
-    )
-    require_equal(weights, expected[next(place for place, ranks in enumerate(islands) if hvd.rank() in ranks)])
+    how = {"every": 3, "inner_lr": 0.5, "outer_lr": 0.5, "momentum": 0.5, "code": code}
+    require_trained(weights, 8, islands, weight=weight_of, **how)
     optimizer.set_weight(None)
     train(optimizer, weights, 1, 8)  # the outer step is one of equal ranks again
     close(optimizer)
@@ -144,28 +145,11 @@ def test_weights_of_differences_on_some_ranks_only_and_of_0_fail_on_all(code):
 )
 def test_fragments_arrive_in_turn_and_late(fragments, overlap, mixing):
     weights = start("float64")
-    optimizer = hvd.DiLoCo(
-        optim.SGD(lr=0.3),
-        weights,
-        4,
-        fragments=fragments,
-        overlap=overlap,
-        mixing=mixing,
-        islands="rank",
-    )
+    how = {"overlap": overlap, "mixing": mixing}
+    optimizer = hvd.DiLoCo(optim.SGD(lr=0.3), weights, 4, fragments=fragments, islands="rank", **how)
     train(optimizer, weights, 15, of=rough_gradient)
-    expected = diloco_reference.train(
-        start("float64"),
-        rough_gradient,
-        alone(),
-        15,
-        every=4,
-        inner_lr=0.3,
-        fragments=[sorted(one) for one in fragments],
-        overlap=overlap,
-        mixing=mixing,
-    )
-    require_equal(weights, expected[hvd.rank()])
+    how["fragments"] = [sorted(one) for one in fragments]
+    require_trained(weights, 15, of=rough_gradient, dtype="float64", every=4, inner_lr=0.3, **how)
 
 
 @pytest.mark.fast
@@ -176,20 +160,8 @@ def test_the_rounding_error_is_added_to_the_next_difference(code):
     how = {"compression": getattr(Compression, code), "islands": "rank"}
     optimizer = hvd.DiLoCo(optim.SGD(lr=0.3), weights, 2, outer=outer(), overlap=1, mixing=0.5, **how)
     train(optimizer, weights, 12, of=rough_gradient)
-    expected = diloco_reference.train(
-        start(),
-        rough_gradient,
-        alone(),
-        12,
-        every=2,
-        inner_lr=0.3,
-        outer_lr=0.5,
-        momentum=0.5,
-        overlap=1,
-        mixing=0.5,
-        code=code,
-    )
-    require_equal(weights, expected[hvd.rank()])
+    how = {"every": 2, "inner_lr": 0.3, "outer_lr": 0.5, "momentum": 0.5, "overlap": 1, "mixing": 0.5, "code": code}
+    require_trained(weights, 12, of=rough_gradient, **how)
 
 
 @pytest.mark.fast
@@ -206,7 +178,7 @@ def test_values_beyond_float16_arrive_in_several_parts():
         return gradient(rank, step, parameters) if step == 0 else [np.zeros_like(one) for one in parameters]
 
     how = {"every": 1, "inner_lr": 1e5, "outer_lr": 1.0, "momentum": 0.0, "code": "fp16"}
-    require_equal(weights, diloco_reference.train(start(), gradient_at_first, alone(), 10, **how)[hvd.rank()])
+    require_trained(weights, 10, of=gradient_at_first, **how)
     assert max(np.abs(one).max() for one in weights) > 1.5e5
 
 
@@ -218,22 +190,8 @@ def test_an_island_averages_each_step_and_sends_one_difference(lists, code):
     how = {"compression": getattr(Compression, code), "islands": lists}
     optimizer = hvd.DiLoCo(optim.SGD(lr=0.5), weights, 3, outer=outer(), fragments=2, overlap=1, mixing=0.5, **how)
     train(optimizer, weights, 10)
-    expected = diloco_reference.train(
-        start("float64"),
-        gradient,
-        lists,
-        10,
-        every=3,
-        inner_lr=0.5,
-        outer_lr=0.5,
-        momentum=0.5,
-        fragments=optimizer._local_steps._plan.fragments,
-        overlap=1,
-        mixing=0.5,
-        code=code,
-    )
-    (own,) = [number for number, ranks in enumerate(lists) if hvd.rank() in ranks]
-    require_equal(weights, expected[own])
+    how = {"every": 3, "inner_lr": 0.5, "outer_lr": 0.5, "momentum": 0.5, "overlap": 1, "mixing": 0.5, "code": code}
+    require_trained(weights, 10, lists, dtype="float64", fragments=optimizer._local_steps._plan.fragments, **how)
     close(optimizer)
 
 
@@ -242,10 +200,8 @@ def test_the_ranks_of_a_host_are_an_island():
     weights = start("float64")
     optimizer = hvd.DiLoCo(optim.SGD(lr=0.5), weights, 3, outer=outer())
     train(optimizer, weights, 7)
-    expected = diloco_reference.train(
-        start("float64"), gradient, [[0, 1], [2, 3]], 7, every=3, inner_lr=0.5, outer_lr=0.5, momentum=0.5
-    )
-    require_equal(weights, expected[hvd.rank() // 2])
+    how = {"every": 3, "inner_lr": 0.5, "outer_lr": 0.5, "momentum": 0.5}
+    require_trained(weights, 7, [[0, 1], [2, 3]], dtype="float64", **how)
     close(optimizer)
 
 
@@ -365,21 +321,8 @@ def test_a_file_of_one_rank_gives_its_errors_to_that_rank_alone(code, steps):
     other = new(weights)
     other.load_state_dict(state)
     train(other, weights, 12, steps, of=rough_gradient)
-    expected = diloco_reference.train(
-        start(),
-        rough_gradient,
-        alone(),
-        steps + 12,
-        every=4,
-        inner_lr=0.3,
-        outer_lr=0.5,
-        momentum=0.5,
-        overlap=2,
-        mixing=0.5,
-        code=code,
-        changes={steps: [0, None]},
-    )
-    require_equal(weights, expected[hvd.rank()])
+    how = {"every": 4, "inner_lr": 0.3, "outer_lr": 0.5, "momentum": 0.5, "overlap": 2, "mixing": 0.5, "code": code}
+    require_trained(weights, steps + 12, of=rough_gradient, changes={steps: [0, None]}, **how)
 
 
 @pytest.mark.ranks(4)
@@ -432,21 +375,8 @@ def test_a_difference_under_way_arrives_in_the_next_job_only_if_all_ranks_have_i
     hvd.shutdown()
     hvd.init()
     train(optimizer, weights, 12, 9, of=rough_gradient)
-    expected = diloco_reference.train(
-        start(),
-        rough_gradient,
-        alone(),
-        21,
-        every=4,
-        inner_lr=0.3,
-        outer_lr=0.5,
-        momentum=0.5,
-        overlap=2,
-        mixing=0.5,
-        code=code,
-        lost=() if len(savers) == 2 else (9,),
-    )
-    require_equal(weights, expected[hvd.rank()])
+    how = {"every": 4, "inner_lr": 0.3, "outer_lr": 0.5, "momentum": 0.5, "overlap": 2, "mixing": 0.5, "code": code}
+    require_trained(weights, 21, of=rough_gradient, lost=() if len(savers) == 2 else (9,), **how)
 
 
 @pytest.mark.fast

@@ -53,6 +53,13 @@ def train(model, optimizer, steps, first=0):
         optimizer.step()
 
 
+def require_alike(model):
+    """The parameters have the same bits on all ranks."""
+    for array in arrays_of(model):
+        for other in ringtrain.allgather(array[None]):
+            assert (other == array).all()
+
+
 @pytest.mark.fast
 @pytest.mark.ranks(1, 2, 3)
 @pytest.mark.parametrize(
@@ -82,9 +89,7 @@ def test_hooks_average_as_the_algorithm_of_the_paper(options):
             np.testing.assert_allclose(parameter.grad.numpy(), expected, atol=1e-5)
         with optimizer.skip_synchronize():
             optimizer.step()
-    for array in arrays_of(model):
-        for other in ringtrain.allgather(array[None]):
-            assert (other == array).all()
+    require_alike(model)
 
 
 @pytest.mark.ranks(2)
@@ -220,13 +225,9 @@ def test_join_with_powersgd_keeps_the_replicas_alike():
     optimizer = distributed(model)
     with hvd.Join(optimizer):
         train(model, optimizer, 2 + 2 * hvd.rank())
-    for array in arrays_of(model):
-        for other in ringtrain.allgather(array[None]):
-            assert (other == array).all()
+    require_alike(model)
     train(model, optimizer, 2, first=10)
-    for array in arrays_of(model):
-        for other in ringtrain.allgather(array[None]):
-            assert (other == array).all()
+    require_alike(model)
 
 
 @pytest.mark.fast

@@ -45,6 +45,20 @@ def train_alone(steps=STEPS, lr=0.5):
     return model
 
 
+def trained_together(parts_of=lambda inputs: [inputs], **options):
+    """The same by all ranks, each with its samples."""
+    model = new_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), **options)
+    for step in range(STEPS):
+        inputs = samples_of(hvd.rank(), step)
+        optimizer.set_weight(len(inputs))
+        optimizer.zero_grad()
+        for part in parts_of(inputs):
+            (model(part).sum() / len(inputs)).backward()
+        optimizer.step()
+    return model
+
+
 def require_same(model, expected):
     for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(mine, other), (mine, other)
@@ -58,44 +72,19 @@ def require_same(model, expected):
     ids=str,
 )
 def test_unequal_batches_train_as_one_process_with_all_samples(options):
-    model = new_model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), **options)
-    for step in range(STEPS):
-        inputs = samples_of(hvd.rank(), step)
-        optimizer.set_weight(len(inputs))
-        optimizer.zero_grad()
-        loss_of(model, inputs).backward()
-        optimizer.step()
-    require_same(model, train_alone())
+    require_same(trained_together(**options), train_alone())
 
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
 def test_with_compression(compression):
-    model = new_model()
-    how = getattr(hvd.Compression, compression)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), compression=how)
-    for step in range(STEPS):
-        inputs = samples_of(hvd.rank(), step)
-        optimizer.set_weight(len(inputs))
-        optimizer.zero_grad()
-        loss_of(model, inputs).backward()
-        optimizer.step()
-    require_same(model, train_alone())
+    require_same(trained_together(compression=getattr(hvd.Compression, compression)), train_alone())
 
 
 @pytest.mark.ranks(2, 3)
 def test_several_backward_passes_that_each_have_their_part_of_the_mean():
-    model = new_model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), backward_passes_per_step=2)
-    for step in range(STEPS):
-        inputs = samples_of(hvd.rank(), step)
-        optimizer.set_weight(len(inputs))
-        optimizer.zero_grad()
-        for part in (inputs[:1], inputs[1:]):
-            (model(part).sum() / len(inputs)).backward()
-        optimizer.step()
-    require_same(model, train_alone())
+    together = trained_together(lambda inputs: (inputs[:1], inputs[1:]), backward_passes_per_step=2)
+    require_same(together, train_alone())
 
 
 @pytest.mark.ranks(2, 3)
