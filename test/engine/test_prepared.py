@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import inspect
 import signal
 import weakref
 
@@ -20,12 +19,6 @@ from ringtrain.ops import reductions
 from ringtrain.training.gradient_batch import GradientBatch
 
 
-def line_below():
-    """The place of the line after the one that calls this."""
-    frame = inspect.currentframe().f_back
-    return f"test_prepared.py:{frame.f_lineno + 1}"
-
-
 def submitted_under(name):
     return [one for one in _core.last_operations() if one["name"] == name]
 
@@ -36,17 +29,33 @@ def average_of(values):
     )
 
 
+# Averages, or brings the values of the last rank. In place, under a name.
+OPERATIONS = {
+    "allreduce": lambda array, name, **how: hvd.allreduce_async_(array, name=name, **how),
+    "broadcast": lambda array, name, **how: hvd.broadcast_async_(array, hvd.size() - 1, name=name, **how),
+}
+of_each_kind = pytest.mark.parametrize("kind", OPERATIONS)
+
+
+def result_of(kind, values):
+    """What all ranks have in the end of arrays of `average_of`."""
+    array, average = average_of(values)
+    return average if kind == "allreduce" else array + np.float32(hvd.size() - 1 - hvd.rank())
+
+
 @pytest.mark.fast
-@pytest.mark.ranks(1, 2)
-def test_a_prepared_array_is_averaged_where_it_lies_in_each_step():
+@pytest.mark.ranks(1, 2, 3)
+@of_each_kind
+def test_a_prepared_array_is_changed_where_it_lies_in_each_step(kind):
     for step in range(5):
-        array, average = average_of([step, 2 * step])
-        assert hvd.allreduce_(array, name="prepared: each step") is array
-        require_equal(array, average)
+        array, _ = average_of([step, 2 * step])
+        assert OPERATIONS[kind](array, "prepared: each step").wait() is array
+        require_equal(array, result_of(kind, [step, 2 * step]))
 
 
 CHANGES = {
     "dtype": lambda array: array.astype(np.float64),
+    "complex": lambda array: array.astype(np.complex64),
     "shape": lambda array: array.reshape(2, 3),
     "length": lambda array: array[:3],
     "strides": lambda array: np.repeat(array, 2)[::2],
@@ -56,14 +65,13 @@ CHANGES = {
 @pytest.mark.fast
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_a_prepared_array_is_seen(change):
-    array, average = average_of(range(6))
-    for _ in range(3):
-        require_equal(hvd.allreduce_(array.copy(), name=f"prepared: {change}"), average)
-    changed = CHANGES[change](array)
-    hvd.allreduce_(changed, name=f"prepared: {change}")
-    require_equal(changed, CHANGES[change](average))
-    require_equal(hvd.allreduce_(array.copy(), name=f"prepared: {change}"), average)
+@of_each_kind
+def test_a_change_of_a_prepared_array_is_seen(kind, change):
+    own, result = average_of(range(6))[0], result_of(kind, range(6))
+    for make in 3 * [np.copy] + 3 * [CHANGES[change]] + 3 * [np.copy]:
+        array = make(own.copy())
+        OPERATIONS[kind](array, f"prepared: {change}").wait()
+        require_equal(array, make(result))
 
 
 @pytest.mark.fast
@@ -99,22 +107,24 @@ def test_a_read_only_array_under_a_prepared_name_is_refused():
 
 @pytest.mark.fast
 @pytest.mark.ranks(2)
-def test_a_prepared_name_in_flight_is_refused_and_the_place_of_the_call_is_known():
+@of_each_kind
+def test_a_prepared_name_in_flight_is_refused_and_the_place_of_the_call_is_known(kind):
+    begin, name = OPERATIONS[kind], f"prepared: {kind} in flight"
     arrays = [np.ones(2, np.float32) for _ in range(2)]
-    place = line_below()
-    hvd.allreduce_(arrays[0], name="prepared: in flight")
-    hvd.allreduce_(arrays[0], name="prepared: in flight")
+    for _ in range(2):
+        begin(arrays[0], name).wait()
     hvd.barrier()
     if hvd.rank() == 0:  # the other rank comes later, so this is in flight
-        handle = hvd.allreduce_async_(arrays[0], name="prepared: in flight")
-        with pytest.raises(ValueError, match='allreduce "prepared: in flight": an operation of this name is in flight'):
-            hvd.allreduce_async_(arrays[1], name="prepared: in flight")
+        handle = begin(arrays[0], name)
+        with pytest.raises(ValueError, match=f'{kind} "{name}": an operation of this name is in flight'):
+            begin(arrays[1], name)
         hvd.barrier()
         handle.wait()
     else:
         hvd.barrier()
-        hvd.allreduce_(arrays[0], name="prepared: in flight")
-    assert all(one["site"].endswith(place) for one in submitted_under("prepared: in flight"))
+        begin(arrays[0], name).wait()
+    place = f"test_prepared.py:{begin.__code__.co_firstlineno}"
+    assert all(one["site"].endswith(place) for one in submitted_under(name))
 
 
 @pytest.mark.fast
@@ -222,31 +232,37 @@ def test_a_prepared_array_outlives_shutdown_and_init():
     batch = GradientBatch()
     for generation in range(2):
         for _ in range(3):
-            sent, of_batch = array.copy(), array.copy()
-            hvd.allreduce_(sent, name="prepared: generations")
+            for kind, begin in OPERATIONS.items():
+                sent = array.copy()
+                begin(sent, "prepared: generations").wait()
+                require_equal(sent, result_of(kind, [1, 3]))
+            of_batch = array.copy()
             batch.ready("prepared: of a batch", of_batch)
             batch.wait()
-            require_equal(sent, average)
             require_equal(of_batch, average)
         if generation == 0:
             hvd.shutdown()
-            with pytest.raises(hvd.NotInitializedError):
-                hvd.allreduce_(array.copy(), name="prepared: generations")
+            for begin in OPERATIONS.values():
+                with pytest.raises(hvd.NotInitializedError):
+                    begin(array.copy(), "prepared: generations")
             hvd.init()
 
 
 @pytest.mark.fast
 @pytest.mark.ranks(3)
-def test_a_removed_process_set_is_refused_under_a_prepared_name():
+@of_each_kind
+def test_a_removed_process_set_is_refused_under_a_prepared_name(kind):
     array = np.ones(2, np.float32)
     for _ in range(2):  # the second one has another number
-        both = hvd.add_process_set([0, 1])
-        for _ in range(3 * both.included()):
-            require_equal(hvd.allreduce_(array.copy(), name="prepared: set", process_set=both), array)
+        pair = hvd.add_process_set([1, 2])
+        for _ in range(3 * pair.included()):
+            sent = array * hvd.rank()
+            OPERATIONS[kind](sent, "prepared: set", process_set=pair).wait()
+            require_equal(sent, array * np.float32(1.5 if kind == "allreduce" else 2))
         hvd.barrier()
-        hvd.remove_process_set(both)
+        hvd.remove_process_set(pair)
         with pytest.raises(ValueError, match="not registered"):
-            hvd.allreduce_(array.copy(), name="prepared: set", process_set=both)
+            OPERATIONS[kind](array.copy(), "prepared: set", process_set=pair)
 
 
 @pytest.mark.fast

@@ -8,21 +8,6 @@ import pytest
 from harness.exact import require_equal
 
 import ringtrain as hvd
-from ringtrain import _core
-
-
-def submitted_under(name):
-    return [one for one in _core.last_operations() if one["name"] == name]
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3)
-def test_a_repeated_broadcast_brings_the_values_of_each_step():
-    root = hvd.size() - 1
-    for step in range(5):
-        array = np.full(7, 10 * step + hvd.rank(), np.int64)
-        assert hvd.broadcast_(array, root, name="broadcast: each step") is array
-        require_equal(array, np.full(7, 10 * step + root))
 
 
 @pytest.mark.fast
@@ -35,26 +20,6 @@ def test_many_repeated_broadcasts_are_in_flight_together():
         for i, (handle, array) in enumerate(zip(handles, arrays, strict=True)):
             assert handle.wait() is array and handle.wait() is array
             require_equal(array, np.full(i, root + i + step, np.float32))
-
-
-CHANGES = {
-    "dtype": lambda array: array.astype(np.float64),
-    "complex": lambda array: array.astype(np.complex64),
-    "shape": lambda array: array.reshape(2, 3),
-    "strides": lambda array: np.repeat(array, 2)[::2],
-}
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_a_repeated_array_is_seen(change):
-    own, of_root = (np.arange(6, dtype=np.float32) + rank for rank in (hvd.rank(), 1))
-    name = f"broadcast: {change}"
-    for make in 3 * [np.copy] + 3 * [CHANGES[change]] + 3 * [np.copy]:
-        array = make(own)
-        hvd.broadcast_(array, 1, name=name)
-        require_equal(array, make(of_root))
 
 
 @pytest.mark.fast
@@ -101,25 +66,6 @@ def test_a_rank_with_another_shape_under_a_repeated_name_is_named():
 
 @pytest.mark.fast
 @pytest.mark.ranks(2)
-def test_a_repeated_name_in_flight_is_refused():
-    arrays = [np.full(2, hvd.rank()) for _ in range(2)]
-    for _ in range(2):
-        hvd.broadcast_(arrays[0], 0, name="broadcast: in flight")
-    hvd.barrier()
-    if hvd.rank() == 0:  # the other rank comes later, so this is in flight
-        handle = hvd.broadcast_async_(arrays[0], 0, name="broadcast: in flight")
-        with pytest.raises(ValueError, match='broadcast "broadcast: in flight": an operation of this name is in fl'):
-            hvd.broadcast_async_(arrays[1], 0, name="broadcast: in flight")
-        hvd.barrier()
-        handle.wait()
-    else:
-        hvd.barrier()
-        hvd.broadcast_(arrays[0], 0, name="broadcast: in flight")
-    assert all("test_prepared_broadcasts.py:" in one["site"] for one in submitted_under("broadcast: in flight"))
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2)
 def test_an_allreduce_and_a_broadcast_of_one_name_are_told_apart():
     for _ in range(4):
         summed, sent = np.full(2, hvd.rank() + 1), np.full(2, hvd.rank() + 1)
@@ -130,36 +76,6 @@ def test_an_allreduce_and_a_broadcast_of_one_name_are_told_apart():
         for handle in handles:
             handle.wait()
         assert summed.tolist() == [3, 3] and sent.tolist() == [2, 2]
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(2)
-def test_a_repeated_broadcast_outlives_shutdown_and_init():
-    for generation in range(2):
-        for step in range(3):
-            array = np.full(3, hvd.rank() + step)
-            hvd.broadcast_(array, 1, name="broadcast: generations")
-            require_equal(array, np.full(3, 1 + step))
-        if generation == 0:
-            hvd.shutdown()
-            with pytest.raises(hvd.NotInitializedError):
-                hvd.broadcast_(array, 1, name="broadcast: generations")
-            hvd.init()
-
-
-@pytest.mark.fast
-@pytest.mark.ranks(3)
-def test_a_removed_process_set_is_refused_under_a_repeated_name():
-    for _ in range(2):  # the second one has another number
-        both = hvd.add_process_set([0, 2])
-        for step in range(3 * both.included()):
-            array = np.full(2, hvd.rank() + step)
-            hvd.broadcast_(array, 2, name="broadcast: set", process_set=both)
-            require_equal(array, np.full(2, 2 + step))
-        hvd.barrier()
-        hvd.remove_process_set(both)
-        with pytest.raises(ValueError, match="not registered"):
-            hvd.broadcast_(np.ones(2), 2, name="broadcast: set", process_set=both)
 
 
 @pytest.mark.ranks(2)
