@@ -40,6 +40,22 @@ def all_come(machine, members, now_s=0.0, **more):
     return [one for member in members for one in machine.come(member, arrival(**more), now_s)]
 
 
+def job_of(members, limits=LIMITS, **more):
+    """A job whose first generation has these members."""
+    machine = Generations(limits)
+    all_come(machine, members, **more)
+    return machine
+
+
+def after_the_loss_of_all():
+    """A job whose three members are dead, one of which had made a commit."""
+    machine = job_of("abc")
+    machine.committed("a")
+    for member in "abc":
+        machine.lose(member, "killed", 1.0)
+    return machine
+
+
 def test_the_first_generation_waits_for_as_many_as_were_started():
     machine = Generations(LIMITS)
     assert not formed(all_come(machine, "ab"))
@@ -49,8 +65,7 @@ def test_the_first_generation_waits_for_as_many_as_were_started():
 
 
 def test_a_generation_ends_when_all_that_live_have_come():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     output = machine.lose("b", "killed", 1.0)
     assert Left("b", "killed") in output and kinds_of(output, "a") == kinds_of(output, "c") == ["lost"]
     assert not formed(machine.come("c", arrival(), 1.1))
@@ -59,8 +74,7 @@ def test_a_generation_ends_when_all_that_live_have_come():
 
 
 def test_rank_0_has_the_newest_commit_and_the_others_keep_their_order():
-    machine = Generations(LIMITS._replace(first=4))
-    all_come(machine, "abcd")
+    machine = job_of("abcd", LIMITS._replace(first=4))
     for member, commits in zip("abcd", (7, 8, 7, 8), strict=True):
         output = machine.come(member, arrival(commits), 1.0)
     assert formed(output)[0].members == ["b", "d", "a", "c"]
@@ -74,8 +88,7 @@ def test_ranks_of_a_host_are_beside_each_other():
 
 
 def test_a_newcomer_waits_until_the_others_have_heard_of_it():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     output = machine.come("d", arrival(), 1.0)
     assert [kinds_of(output, member) for member in "abcd"] == [["news"]] * 3 + [[]]
     output = machine.tick(2.0)
@@ -84,8 +97,7 @@ def test_a_newcomer_waits_until_the_others_have_heard_of_it():
 
 
 def test_a_process_without_a_place_is_a_spare_and_joins_when_one_is_lost():
-    machine = Generations(LIMITS._replace(first=4, most=4))
-    all_come(machine, "abcd")
+    machine = job_of("abcd", LIMITS._replace(first=4, most=4))
     output = machine.come("e", arrival(), 1.0)
     assert not any(isinstance(one, Tell) for one in output)
     machine.lose("a", "killed", 2.0)
@@ -101,8 +113,7 @@ def test_the_number_in_its_name_places_a_process_that_was_in_no_generation():
 
 
 def test_the_next_generation_is_formed_without_those_that_are_to_go():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     output = machine.retire(["b"], 1.0)
     assert [kinds_of(output, member) for member in "abc"] == [["news"]] * 3
     output = all_come(machine, "abc")
@@ -112,8 +123,7 @@ def test_the_next_generation_is_formed_without_those_that_are_to_go():
 
 
 def test_messages_of_all_are_answered_in_the_order_of_the_ranks():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     assert not machine.say("c", 1, "of c", 0.0)
     assert not machine.say("a", 1, "of a", 0.0)
     output = machine.say("b", 1, "of b", 0.0)
@@ -123,8 +133,7 @@ def test_messages_of_all_are_answered_in_the_order_of_the_ranks():
 
 @pytest.mark.parametrize("how", ["lose", "come", "done"])
 def test_a_message_in_a_broken_generation_is_answered_with_again(how):
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     machine.say("a", 1, 0, 0.0)
     arguments = {"lose": ("c", "killed", 1.0), "come": ("c", arrival(), 1.0), "done": ("c", 1.0)}[how]
     assert "again" in kinds_of(getattr(machine, how)(*arguments), "a")
@@ -147,8 +156,7 @@ def test_hosts_that_are_new_or_have_failed_without_a_loss_are_to_be_looked_at():
 
 
 def test_too_few_may_wait_for_a_time():
-    machine = Generations(LIMITS._replace(timeout_s=5.0))
-    all_come(machine, "abc")
+    machine = job_of("abc", LIMITS._replace(timeout_s=5.0))
     machine.lose("a", "killed", 1.0)
     machine.lose("b", "killed", 1.0)
     machine.come("c", arrival(), 1.5)
@@ -168,8 +176,7 @@ def test_the_first_generation_begins_with_fewer_when_the_others_do_not_come():
 
 
 def test_the_number_of_resets_is_limited():
-    machine = Generations(LIMITS._replace(least=1, reset_limit=1))
-    all_come(machine, "abc")
+    machine = job_of("abc", LIMITS._replace(least=1, reset_limit=1))
     machine.lose("a", "killed", 1.0)
     assert formed(all_come(machine, "bc"))
     machine.lose("b", "killed", 1.0)
@@ -178,8 +185,7 @@ def test_the_number_of_resets_is_limited():
 
 
 def test_nobody_is_let_in_after_the_first_is_done():
-    machine = Generations(LIMITS._replace(first=4))
-    all_come(machine, "abcd")
+    machine = job_of("abcd", LIMITS._replace(first=4))
     all_come(machine, "e")
     output = machine.done("a", 1.0)
     assert output[0] == Done("a") and kinds_of(output, "e") == ["over"]
@@ -191,8 +197,7 @@ def test_nobody_is_let_in_after_the_first_is_done():
 
 
 def test_a_silent_process_that_all_wait_for_is_stuck():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     machine.lose("a", "killed", 0.0)
     machine.come("b", arrival(), 0.0)
     assert kinds_of(machine.tick(1.0), "c") == ["ping"]
@@ -204,8 +209,7 @@ def test_a_silent_process_that_all_wait_for_is_stuck():
 
 
 def test_a_process_that_answers_is_waited_for_as_long_as_it_wants():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc", patience_s=60.0)
+    machine = job_of("abc", patience_s=60.0)
     machine.lose("a", "killed", 0.0)
     machine.come("b", arrival(), 0.0)
     for second in range(60):
@@ -234,8 +238,7 @@ def all_join(machine, members, generation, now_s=0.0):
 
 
 def test_retired_members_go_on_until_enough_others_have_come():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     assert not machine.retire(["b", "c"], 1.0)  # one of at least two would be left
     output = machine.come("d", arrival(), 2.0)
     assert [kinds_of(output, member) for member in "abcd"] == [["news"]] * 3 + [[]]
@@ -244,8 +247,7 @@ def test_retired_members_go_on_until_enough_others_have_come():
 
 
 def test_members_whose_hosts_are_named_again_stay():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     machine.retire(["a", "b", "c"], 1.0)
     assert not machine.retire([], 5.0)
     assert not any(isinstance(one, Released | Failed) for one in machine.tick(1e6))
@@ -254,8 +256,7 @@ def test_members_whose_hosts_are_named_again_stay():
 
 
 def test_retired_members_fill_the_gap_when_too_few_others_are_left():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     machine.retire(["a", "b", "c"], 1.0)
     machine.lose("c", "killed", 2.0)
     output = all_come(machine, "ab", 3.0)
@@ -263,8 +264,7 @@ def test_retired_members_fill_the_gap_when_too_few_others_are_left():
 
 
 def test_a_job_whose_hosts_are_not_named_again_fails_in_time():
-    machine = Generations(LIMITS._replace(timeout_s=20.0))
-    all_come(machine, "abc")
+    machine = job_of("abc", LIMITS._replace(timeout_s=20.0))
     all_join(machine, "abc", 1)
     machine.retire(["a", "b", "c"], 1.0)
     assert waits(machine, 19.9, 1.0) == [(seconds, "replacements", ("a", "b", "c"), ()) for seconds in (5, 10)]
@@ -290,8 +290,7 @@ def test_the_state_is_handed_over_when_all_members_are_replaced(most):
 
 
 def test_the_state_is_handed_over_again_when_the_one_that_has_it_dies():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     machine.retire(["a", "b", "c"], 1.0)
     all_come(machine, "xy")
     assert formed(all_come(machine, "abc", 2.0, commits=7))[0].members == ["a", "x", "y"]
@@ -300,8 +299,7 @@ def test_the_state_is_handed_over_again_when_the_one_that_has_it_dies():
 
 
 def test_a_handover_is_no_further_reset():
-    machine = Generations(LIMITS._replace(reset_limit=1))
-    all_come(machine, "abc")
+    machine = job_of("abc", LIMITS._replace(reset_limit=1))
     machine.retire(["a", "b", "c"], 1.0)
     all_come(machine, "xy")
     members = formed(all_come(machine, "abc", 2.0, commits=7))[0].members
@@ -309,8 +307,7 @@ def test_a_handover_is_no_further_reset():
 
 
 def test_a_retired_process_that_waits_beside_a_generation_is_released_at_once():
-    machine = Generations(LIMITS._replace(most=2, first=2))
-    all_come(machine, "ab")
+    machine = job_of("ab", LIMITS._replace(most=2, first=2))
     machine.come("c", arrival(), 1.0)
     machine.come("d", arrival(commits=5), 1.0)
     assert formed(all_come(machine, "ab", 2.0)) == [Formed(2, ["d", "a"], 2)]
@@ -349,8 +346,7 @@ def test_the_loss_of_the_state_is_reported_once_and_told_to_the_ranks():
 
 
 def test_the_state_is_lost_too_when_only_a_newcomer_survives():
-    machine = Generations(LIMITS._replace(least=1))
-    all_come(machine, "abc")
+    machine = job_of("abc", LIMITS._replace(least=1))
     machine.committed("b")
     machine.come("d", arrival(), 1.0)
     all_come(machine, "abc", 2.0, commits=5)
@@ -361,11 +357,7 @@ def test_the_state_is_lost_too_when_only_a_newcomer_survives():
 
 
 def test_a_rank_that_asks_for_the_state_hears_when_another_one_is_lost():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
-    machine.committed("a")
-    for member in "abc":
-        machine.lose(member, "killed", 1.0)
+    machine = after_the_loss_of_all()
     all_come(machine, "def", 2.0)
     all_come(machine, "de", 2.0)
     assert not all_ask(machine, "d", 3)
@@ -375,11 +367,7 @@ def test_a_rank_that_asks_for_the_state_hears_when_another_one_is_lost():
 
 
 def test_a_rank_that_does_not_train_is_stuck_when_the_others_ask_for_the_state():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
-    machine.committed("a")
-    for member in "abc":
-        machine.lose(member, "killed", 1.0)
+    machine = after_the_loss_of_all()
     all_come(machine, "de", 2.0, patience_s=30.0)
     all_join(machine, "de", 2)
     all_ask(machine, "d", 2, now_s=2.0)
@@ -388,8 +376,7 @@ def test_a_rank_that_does_not_train_is_stuck_when_the_others_ask_for_the_state()
 
 
 def test_no_state_is_lost_where_none_was_or_one_is_left():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     for member in "abc":
         machine.lose(member, "killed", 1.0)
     assert are_in_doubt(all_come(machine, "def", 2.0)) == {False}
@@ -399,11 +386,7 @@ def test_no_state_is_lost_where_none_was_or_one_is_left():
 
 
 def test_training_that_goes_on_from_a_file_is_told_apart():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
-    machine.committed("a")
-    for member in "abc":
-        machine.lose(member, "killed", 1.0)
+    machine = after_the_loss_of_all()
     strict = Arrival("h", 1, 0, 600.0, must_keep_state=True)
     machine.come("d", strict, 2.0)
     machine.come("e", strict, 2.0)
@@ -411,11 +394,7 @@ def test_training_that_goes_on_from_a_file_is_told_apart():
 
 
 def test_a_state_that_was_read_from_a_file_is_no_survivor_when_its_generation_breaks():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
-    machine.committed("a")
-    for member in "abc":
-        machine.lose(member, "killed", 1.0)
+    machine = after_the_loss_of_all()
     all_come(machine, "de", 2.0)
     machine.come("f", arrival(), 2.0)
     machine.lose("d", "killed", 3.0)
@@ -424,11 +403,7 @@ def test_a_state_that_was_read_from_a_file_is_no_survivor_when_its_generation_br
 
 
 def test_a_job_that_must_keep_its_state_fails_without_it():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
-    machine.committed("a")
-    for member in "abc":
-        machine.lose(member, "killed", 1.0)
+    machine = after_the_loss_of_all()
     strict = Arrival("h", 1, 0, 600.0, must_keep_state=True)
     machine.come("d", strict, 2.0)
     machine.come("e", strict, 2.0)
@@ -439,8 +414,7 @@ def test_a_job_that_must_keep_its_state_fails_without_it():
 
 
 def test_a_newcomer_does_not_train_anew_what_others_have_completed():
-    machine = Generations(LIMITS)
-    all_come(machine, "ab")
+    machine = job_of("ab")
     all_come(machine, "c")
     machine.committed("a")
     machine.done("a", 1.0)
@@ -453,8 +427,7 @@ def test_a_newcomer_does_not_train_anew_what_others_have_completed():
 
 
 def test_too_few_processes_are_reported_while_they_are_waited_for():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     for member in "ab":
         machine.lose(member, "killed", 1.0)
     machine.come("c", arrival(), 1.0)
@@ -464,8 +437,7 @@ def test_too_few_processes_are_reported_while_they_are_waited_for():
 
 
 def test_a_process_that_is_stopped_in_init_is_named_and_then_stuck():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     for member in "ab":
         machine.say(member, 1, 0, 0.0)
     stuck_at = 0.0
@@ -482,8 +454,7 @@ def test_a_process_that_is_stopped_in_init_is_named_and_then_stuck():
 
 
 def test_a_process_that_is_stopped_while_ranks_connect_is_stuck_and_one_that_answers_is_not():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     all_join(machine, "a", 1)
     stuck = []
     for tenth in range(600):
@@ -493,8 +464,7 @@ def test_a_process_that_is_stopped_while_ranks_connect_is_stuck_and_one_that_ans
 
 
 def test_a_rank_whose_word_does_not_come_is_stuck_when_its_patience_is_over():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc", patience_s=30.0)
+    machine = job_of("abc", patience_s=30.0)
     for member in "ab":
         machine.say(member, 1, 0, 0.0)
     stuck = {}
@@ -505,8 +475,7 @@ def test_a_rank_whose_word_does_not_come_is_stuck_when_its_patience_is_over():
 
 
 def test_a_newcomer_that_keeps_the_others_from_training_is_named_and_told():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     all_join(machine, "abc", 1)
     for member in "ab":
         machine.ready(member, 1, 0, False, 0.0)
@@ -524,8 +493,7 @@ def test_a_newcomer_that_keeps_the_others_from_training_is_named_and_told():
 
 
 def test_seconds_are_lost_until_all_are_ready_to_train():
-    machine = Generations(LIMITS)
-    all_come(machine, "abc")
+    machine = job_of("abc")
     for member in "abc":
         machine.ready(member, 1, 0, False, 0.0)
     machine.lose("a", "killed", 10.0)
