@@ -1,6 +1,6 @@
 """Checks of every operation with arrays on GPUs, of any library: `library` is exact_cupy or exact_torch_gpu.
 
-On fakes these are called by test_cupy*.py and test_torch_gpu.py, on real GPUs by test/gpu/real/.
+On fakes these are called by test_gpu_operations.py, on real GPUs by test/gpu/real/.
 """
 
 from __future__ import annotations

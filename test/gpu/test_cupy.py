@@ -1,62 +1,13 @@
-"""Every operation on CuPy arrays: exact, on the GPU, and with a sentence for what cannot be. On fakes."""
+"""Operations on CuPy arrays beside those of test_gpu_operations.py, and a sentence for what cannot be. On fakes."""
 
-import exact_cupy
 import numpy as np
 import pytest
 from exact_cupy import arrays_of_ranks, on_gpu, require_on_gpu, use_own_gpu
-from gpu_checks import (
-    COLLECTIVES,
-    check_all_ops_and_shapes,
-    check_compression,
-    check_groups_of_different_dtypes,
-    check_many_at_once_in_another_order_on_each_rank,
-    check_scale_factors,
-)
-from harness.exact import COMPLEX, DTYPE_OF_EACH_SIZE, complex_data_of_ranks, data, reference
+from harness.exact import COMPLEX, complex_data_of_ranks, data, reference
 from harness.foreign_arrays import OnlyDlpack, OnlyInterface
-from harness.gpu_arrays import GPU, STAGED, cupy
+from harness.gpu_arrays import GPU, cupy
 
 import ringtrain as hvd
-
-# One dtype of each size shows how it gets there, since the doubles compute what they like. test/gpu/real/ has all.
-# test_cupy_adapter.py and test_gpu_groups.py test each dtype, its numbers for the core and for NCCL.
-
-
-@pytest.mark.ranks(1, 2, 3, 4, fast=[2], env=GPU)
-@pytest.mark.ranks(2, 3, env=STAGED, way="staged")
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_every_op_and_shape(dtype):
-    check_all_ops_and_shapes(exact_cupy, dtype)
-
-
-# Operations along the first dimension
-
-
-@pytest.mark.ranks(3, env=GPU)
-@pytest.mark.ranks(3, env=STAGED, way="staged")
-@pytest.mark.parametrize("name", COLLECTIVES)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_collectives(dtype, name):
-    COLLECTIVES[name](exact_cupy, dtype)
-
-
-@pytest.mark.ranks(1, 2, 4, env=GPU)
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_on_more_or_fewer_ranks(name):
-    COLLECTIVES[name](exact_cupy, np.dtype("float32"))
-
-
-# Ways to call them
-
-
-@pytest.mark.ranks(1, 2, 3, env=GPU)
-def test_groups_of_different_dtypes():
-    check_groups_of_different_dtypes(exact_cupy)
-
-
-@pytest.mark.ranks(2, 3, env=GPU)
-def test_many_at_once_in_another_order_on_each_rank():
-    check_many_at_once_in_another_order_on_each_rank(exact_cupy)
 
 
 @pytest.mark.ranks(3, env=GPU)
@@ -73,11 +24,6 @@ def test_process_sets_work_apart():
 
 
 @pytest.mark.ranks(1, 2, 3, env=GPU)
-def test_scale_factors():
-    check_scale_factors(exact_cupy)
-
-
-@pytest.mark.ranks(1, 2, 3, env=GPU)
 def test_arrays_that_are_not_contiguous():
     before = np.arange(24.0).reshape(4, 6)
     array = on_gpu(before)
@@ -89,13 +35,6 @@ def test_arrays_that_are_not_contiguous():
     require_on_gpu(array, before)
     hvd.broadcast_(array.T, 0)
     require_on_gpu(array, before)
-
-
-@pytest.mark.ranks(1, 2, 3, env=GPU)
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
-def test_compression_gives_back_the_dtype(compression, dtype):
-    check_compression(exact_cupy, compression, dtype)
 
 
 @pytest.mark.ranks(2, env=GPU)

@@ -12,14 +12,9 @@ import numpy as np
 import pytest
 from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
 from gpu_checks import (
-    OPERATIONS,
     SLOW_S,
     Stopwatch,
     check_an_operation_lies_between_the_kernels_of_its_stream,
-    check_memory_stays_while_another_stream_makes_the_result,
-    check_other_streams_go_on,
-    check_the_host_does_not_wait,
-    check_the_stream_that_waits_is_the_one_that_is_current_then,
     first_operation,
 )
 from harness import gpu_double
@@ -59,12 +54,6 @@ def test_a_gradient_of_another_stream_that_waited_for_its_group_is_read_when_it_
     for average in averages.values():
         require_on_gpu(average, np.full(99, (hvd.size() + 1) / 2))
     assert len(averages) == 2
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_host_does_not_wait_for_the_gpu(operation):
-    check_the_host_does_not_wait(exact_cupy, operation)
 
 
 @pytest.mark.ranks(1, 2, env=GPU)
@@ -109,16 +98,6 @@ def test_a_group_of_gradients_waits_for_the_streams_of_all(compression):
 
 
 @pytest.mark.ranks(1, 2, env=GPU)
-def test_other_streams_go_on():
-    check_other_streams_go_on(exact_cupy)
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
-def test_the_stream_that_waits_is_the_one_that_is_current_then():
-    check_the_stream_that_waits_is_the_one_that_is_current_then(exact_cupy)
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
 @pytest.mark.parametrize("compression", ["none", "fp16"])
 def test_memory_is_not_used_again_while_an_operation_reads_it(compression):
     first_operation(exact_cupy)
@@ -142,12 +121,6 @@ def test_memory_is_not_used_again_while_an_operation_reads_it(compression):
     with ended_in:
         for result in (one, *others):
             require_on_gpu(result, np.full(64, hvd.size(), "float32"))
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def test_memory_is_not_used_again_while_a_result_is_made_of_it(compression):
-    check_memory_stays_while_another_stream_makes_the_result(exact_cupy, compression)
 
 
 @pytest.mark.ranks(2, env=GPU)

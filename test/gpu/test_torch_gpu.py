@@ -1,4 +1,4 @@
-"""Operations and training on PyTorch tensors on GPUs: exact, in place, in order. On fakes.
+"""PyTorch tensors on GPUs, beside what test_gpu_operations.py does with them: streams, training. On fakes.
 
 The PyTorch here is one for CPUs; harness/gpu_tensors.py says what its tensors "on CUDA" cannot show.
 """
@@ -10,13 +10,11 @@ import gpu_checks
 import numpy as np
 import pytest
 import torch_gpu_checks
-from exact_torch import TORCH_DTYPES
 from exact_torch_gpu import backward, new_stream, on_gpu, require_on_gpu, synchronize
-from gpu_checks import COLLECTIVES, OPERATIONS, first_operation
+from gpu_checks import first_operation
 from harness import gpu_double
-from harness.exact import DTYPE_OF_EACH_SIZE
 from harness.frameworks import on_demand
-from harness.gpu_arrays import GPU, STAGED
+from harness.gpu_arrays import GPU
 from torch_gpu_checks import SGD, WAYS, new_parameters
 
 from ringtrain import Compression
@@ -26,35 +24,6 @@ hvd = on_demand("ringtrain.torch")
 
 
 # Operations
-
-
-@pytest.mark.ranks(2, env=GPU, dtypes=TORCH_DTYPES)
-@pytest.mark.ranks(1, 3, env=GPU, dtypes=DTYPE_OF_EACH_SIZE)
-@pytest.mark.ranks(2, env=STAGED, dtypes=DTYPE_OF_EACH_SIZE, way="staged")
-def test_every_op_and_shape(dtype):
-    gpu_checks.check_all_ops_and_shapes(exact_torch_gpu, dtype)
-
-
-@pytest.mark.ranks(1, 3, env=GPU)
-@pytest.mark.parametrize("name", COLLECTIVES)
-@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_collectives(dtype, name):
-    COLLECTIVES[name](exact_torch_gpu, dtype)
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
-def test_ways_to_call_them():
-    gpu_checks.check_groups_of_different_dtypes(exact_torch_gpu)
-    gpu_checks.check_many_at_once_in_another_order_on_each_rank(exact_torch_gpu)
-    gpu_checks.check_scale_factors(exact_torch_gpu)
-    gpu_checks.check_transposed(exact_torch_gpu)
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
-def test_compression_gives_back_the_dtype(compression, dtype):
-    gpu_checks.check_compression(exact_torch_gpu, compression, dtype)
 
 
 @pytest.mark.ranks(2, env=GPU)
@@ -93,28 +62,6 @@ def test_an_operation_lies_between_the_kernels_of_its_stream(in_stream_of_its_ow
         return
     with new_stream():
         gpu_checks.check_an_operation_lies_between_the_kernels_of_its_stream(exact_torch_gpu)
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_host_does_not_wait_for_the_gpu(operation):
-    gpu_checks.check_the_host_does_not_wait(exact_torch_gpu, operation)
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
-def test_other_streams_go_on():
-    gpu_checks.check_other_streams_go_on(exact_torch_gpu)
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
-def test_the_stream_that_waits_is_the_one_that_is_current_then():
-    gpu_checks.check_the_stream_that_waits_is_the_one_that_is_current_then(exact_torch_gpu)
-
-
-@pytest.mark.ranks(1, 2, env=GPU)
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def test_memory_is_not_used_again_while_a_result_is_made_of_it(compression):
-    gpu_checks.check_memory_stays_while_another_stream_makes_the_result(exact_torch_gpu, compression)
 
 
 @pytest.mark.ranks(1, 2, env=GPU)
