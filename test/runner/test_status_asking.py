@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ hvd.allreduce(np.ones(4), name="loss")
 """
 
 
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
+    """One job of `HANGS` for all tests that only ask."""
+    with planted(tmp_path_factory.mktemp("hanging"), HANGS) as job:
+        job.wait_for(0, 1, 2)
+        yield job
+
+
 def the_job(folder: Path) -> job_file.Job:
     (path,) = (folder / "ringtrain").glob("*.job")
     return job_file.read(str(path))
@@ -52,56 +61,48 @@ def test_the_file_of_a_job_is_for_its_user_alone_and_goes_with_the_job(tmp_path:
     assert list((tmp_path / "ringtrain").iterdir()) == []
 
 
-def test_a_stranger_is_told_nothing(tmp_path: Path) -> None:
-    with planted(tmp_path, HANGS) as job:
-        job.wait_for(0)
-        found = the_job(tmp_path)
-        assert found.ranks[0].address.host == "127.0.0.1"
-        stranger = found._replace(secret=bytes(32))
-        snapshot = take_snapshot(stranger)
-        assert snapshot.answers == {} and ask_for_stacks(stranger, [0, 1, 2]) == {}
-        for words in (b"GET / HTTP/1.0\r\n\r\n", b"ringtrv\x02" + bytes(16) + bytes(32) + b"\0" * 8):
-            with socket.create_connection(found.ranks[0].address) as sock:
-                sock.settimeout(TIMEOUT_S)
-                sock.sendall(words)
-                sock.shutdown(socket.SHUT_WR)
-                answer = bytearray()
-                with contextlib.suppress(ConnectionResetError):
-                    while part := sock.recv(1 << 16):
-                        answer += part
-                assert len(answer) in (0, 16 + 32)  # a nonce and its proof
-        assert take_snapshot(found).answers.keys() == {0, 1, 2}
-
-
-def test_a_request_that_is_unknown_changes_nothing(tmp_path: Path) -> None:
-    with planted(tmp_path, HANGS) as job:
-        job.wait_for(0)
-        found = the_job(tmp_path)
+def test_a_stranger_is_told_nothing(hanging: Planted) -> None:
+    found = the_job(hanging.folder)
+    assert found.ranks[0].address.host == "127.0.0.1"
+    stranger = found._replace(secret=bytes(32))
+    snapshot = take_snapshot(stranger)
+    assert snapshot.answers == {} and ask_for_stacks(stranger, [0, 1, 2]) == {}
+    for words in (b"GET / HTTP/1.0\r\n\r\n", b"ringtrv\x02" + bytes(16) + bytes(32) + b"\0" * 8):
         with socket.create_connection(found.ranks[0].address) as sock:
-            connection, deadline = Connection(sock), time.monotonic() + TIMEOUT_S
-            connection.prove_as_rank(found.secret, deadline)
-            connection.send("shut down", deadline)
-            assert connection.receive(1 << 20, deadline) == {"error": "unknown request"}
-        assert take_snapshot(found).answers.keys() == {0, 1, 2}
+            sock.settimeout(TIMEOUT_S)
+            sock.sendall(words)
+            sock.shutdown(socket.SHUT_WR)
+            answer = bytearray()
+            with contextlib.suppress(ConnectionResetError):
+                while part := sock.recv(1 << 16):
+                    answer += part
+            assert len(answer) in (0, 16 + 32)  # a nonce and its proof
+    assert take_snapshot(found).answers.keys() == {0, 1, 2}
 
 
-def test_connections_that_say_nothing_do_not_keep_others_waiting(tmp_path: Path) -> None:
-    with planted(tmp_path, HANGS) as job:
-        job.wait_for(0)
-        address = the_job(tmp_path).ranks[0].address
-        silent = [socket.create_connection(address) for _ in range(8)]
-        assert job.told()["ranks"][0]["answers"]
-        for sock in silent:
-            sock.close()
+def test_a_request_that_is_unknown_changes_nothing(hanging: Planted) -> None:
+    found = the_job(hanging.folder)
+    with socket.create_connection(found.ranks[0].address) as sock:
+        connection, deadline = Connection(sock), time.monotonic() + TIMEOUT_S
+        connection.prove_as_rank(found.secret, deadline)
+        connection.send("shut down", deadline)
+        assert connection.receive(1 << 20, deadline) == {"error": "unknown request"}
+    assert take_snapshot(found).answers.keys() == {0, 1, 2}
 
 
-def test_stacks_that_are_equal_are_printed_once(tmp_path: Path) -> None:
-    with planted(tmp_path, HANGS) as job:
-        job.wait_for(0, 1, 2)
-        first, second = job.status("--stacks").stdout.split("\n\n")
-        assert first.startswith("ranks 0-1:\n    main thread\n")
-        assert '      File "train.py", line 23 in <module>\n' in first
-        assert second.startswith('rank 2:\n    main thread\n      File "train.py", line 18 in load\n')
+def test_connections_that_say_nothing_do_not_keep_others_waiting(hanging: Planted) -> None:
+    address = the_job(hanging.folder).ranks[0].address
+    silent = [socket.create_connection(address) for _ in range(8)]
+    assert hanging.told()["ranks"][0]["answers"]
+    for sock in silent:
+        sock.close()
+
+
+def test_stacks_that_are_equal_are_printed_once(hanging: Planted) -> None:
+    first, second = hanging.status("--stacks").stdout.split("\n\n")
+    assert first.startswith("ranks 0-1:\n    main thread\n")
+    assert '      File "train.py", line 23 in <module>\n' in first
+    assert second.startswith('rank 2:\n    main thread\n      File "train.py", line 18 in load\n')
 
 
 def test_a_picture_comes_each_second_until_the_job_ends(tmp_path: Path) -> None:
@@ -135,13 +136,12 @@ def test_one_of_several_jobs_is_named_by_its_id(tmp_path: Path) -> None:
     assert job.status().stderr.startswith("ringrun status: no job of this user runs on ")
 
 
-def test_a_file_that_was_copied_finds_the_job(tmp_path: Path) -> None:
-    with planted(tmp_path, HANGS) as job:
-        job.wait_for(2)
-        (path,) = (tmp_path / "ringtrain").iterdir()
-        path.rename(copied := tmp_path / "copied")
-        assert job.status().returncode == 1
-        assert "Rank 2 is in load() at train.py:18; ranks 0-1 have waited" in job.status(str(copied)).stdout
+def test_a_file_that_was_copied_finds_the_job(hanging: Planted) -> None:
+    (path,) = (hanging.folder / "ringtrain").iterdir()
+    path.rename(copied := hanging.folder / "copied")
+    assert hanging.status().returncode == 1
+    assert "Rank 2 is in load() at train.py:18; ranks 0-1 have waited" in hanging.status(str(copied)).stdout
+    copied.rename(path)
 
 
 def test_a_rank_that_was_killed_is_gone(tmp_path: Path) -> None:
