@@ -66,6 +66,11 @@ def run(launcher, script, *arguments, limit_s=LIMIT_S, **variables):
     return done.stdout
 
 
+def ringrun(ranks, *flags):
+    words = ["-m", "ringtrain.run", "--no-prefix-output", "-np", str(ranks), *flags]
+    return [sys.executable, *words, sys.executable, "-W", "ignore"]
+
+
 def torchrun(ranks):
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
 
@@ -129,8 +134,7 @@ def test_the_examples_learn():
     printed = run(torchrun(2), examples / "torch_ddp.py")
     assert len(re.findall(epoch.replace("last batch, ", "last batch, accuracy "), printed, re.MULTILINE)) == 5, printed
     assert float(re.findall(r"accuracy ([\d.]+)", printed)[-1]) > 0.95, printed
-    mpirun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", sys.executable]
-    printed = run(mpirun, examples / "torch_fsdp.py", "--init-method", "ringtrain://")
+    printed = run(ringrun(2), examples / "torch_fsdp.py", "--init-method", "ringtrain://")
     assert len(re.findall(epoch, printed, re.MULTILINE)) == 3, printed
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
     assert len(losses) == 3 and losses[-1] < losses[0] / 2, printed
@@ -157,8 +161,7 @@ def test_the_example_of_tensor_parallelism_learns_and_writes_as_with_gloo_and_as
     assert whole / 2 < own < 0.55 * whole, printed
     assert re.search(r"^wrote :\nThe [ -~\n]{60}\n$", printed, re.MULTILINE), printed
     assert learn_and_write(torchrun(2), "--backend", "gloo") == printed
-    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", sys.executable]
-    assert learn_and_write(ringrun, "--init-method", "ringtrain://") == printed
+    assert learn_and_write(ringrun(2), "--init-method", "ringtrain://") == printed
     # One rank sums in another order.
     assert losses_of(learn_and_write(torchrun(1))) == pytest.approx(losses, abs=0.002)
 
@@ -746,11 +749,19 @@ def test_backward_raises_errors_of_others_as_they_are():
             torch.ones(1).backward()
 
 
+_BEGIN = """
+import datetime, os, signal, sys, time
+import torch, torch.distributed as dist
+import ringtrain.torch as hvd, ringtrain.torch.distributed
+torch.set_num_threads(1)
+"""
+
+
 @contextlib.contextmanager
 def ranks_of(forks, folder, program, size, *arguments):
-    """The processes of a job that meets at MASTER_ADDR. They are killed in the end."""
+    """The processes of a job that meets at MASTER_ADDR, of a program behind _BEGIN. They are killed in the end."""
     script = folder / "script.py"
-    script.write_text(program)
+    script.write_text(_BEGIN + program)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
     words = [str(script), *map(str, arguments)]
     ranks = []
@@ -779,10 +790,6 @@ def test_an_operation_on_a_thread_without_a_function_of_python():
 
 
 _LATE = """
-import os, sys, time
-import torch, torch.distributed as dist
-import ringtrain.torch as hvd, ringtrain.torch.distributed
-torch.set_num_threads(1)
 dist.init_process_group("ringtrain")
 pair = dist.new_group([0, 1], group_desc="pair")
 layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
@@ -803,7 +810,7 @@ def test_a_stall_warning_says_which_group_call_and_bucket_waits_and_where_in_the
     monkeypatch.setenv("RINGTRAIN_STALL_WARNING_TIME_S", "0.5")
     monkeypatch.setenv("RINGTRAIN_STALL_SHUTDOWN_TIME_S", "60")
     bucket = r"bucket 0 of DistributedDataParallel \(3\.bias, 3\.weight\)"
-    where = r"rank 0 submitted it \(at [^ ]*script\.py:16\), rank 1 did not"
+    where = r"rank 0 submitted it \(at [^ ]*script\.py:17\), rank 1 did not"
     warning = re.compile(rf'all_reduce #\d+ of group "\w+" \(pair\), {bucket}: waited \d+ s\. {where}')
     go_on = tmp_path / "warned"
     with ranks_of(forks, tmp_path, _LATE, 2, go_on) as ranks:
@@ -813,10 +820,6 @@ def test_a_stall_warning_says_which_group_call_and_bucket_waits_and_where_in_the
 
 
 _CALLS_BACK_AT_EXIT = """
-import sys, time
-import torch, torch.distributed as dist
-import ringtrain.torch.distributed
-torch.set_num_threads(1)
 dist.init_process_group("ringtrain")
 
 def rest(future):
@@ -843,10 +846,6 @@ def test_python_ends_after_the_callbacks_of_futures_that_are_under_way(forks, tm
 
 
 _LOST = """
-import os, signal, sys, time
-import torch, torch.distributed as dist
-import ringtrain.torch as hvd, ringtrain.torch.distributed
-torch.set_num_threads(1)
 dist.init_process_group("ringtrain")
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
 model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
@@ -879,11 +878,7 @@ def test_a_killed_rank_is_named_by_the_backward_of_ddp_and_by_each_later_call(fo
 
 
 _STRUCK = """
-import datetime, os, signal, sys, time
-import torch, torch.distributed as dist
-import ringtrain as hvd, ringtrain.torch.distributed
 how = sys.argv[1]
-torch.set_num_threads(1)
 dist.init_process_group("ringtrain", timeout=datetime.timedelta(seconds=120))
 rank = dist.get_rank()
 dist.new_group([0, 1])
@@ -921,10 +916,6 @@ def test_every_rank_that_is_left_has_a_typed_error(forks, tmp_path, how, left, e
 
 
 _STOPPED = """
-import datetime, os, sys, time
-import torch, torch.distributed as dist
-import ringtrain as hvd, ringtrain.torch.distributed
-torch.set_num_threads(1)
 dist.init_process_group("ringtrain", timeout=datetime.timedelta(seconds=2))
 count = int(sys.argv[1])
 tensors = [torch.ones(count + step % 5) for step in range(5)]
@@ -994,21 +985,12 @@ train(hvd.elastic.TorchState(model, optimizer, step=0))
 def test_an_elastic_job_makes_the_default_group_of_ddp_again_in_the_processes_that_are_left(tmp_path):
     script = tmp_path / "elastic.py"
     script.write_text(_ELASTIC)
-    size = ["-np", "3", "--min-np", "2", "--max-np", "3"]
-    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", *size]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [*ringrun, sys.executable, "-W", "ignore", str(script)],
-        env=environment,
-        timeout=LIMIT_S,
-        capture_output=True,
-        text=True,
-    )
-    began = set(re.findall(r"process (\d+) is one of 3 from step 0", done.stdout))
-    went_on = set(re.findall(r"process (\d+) is one of 2 from step 5", done.stdout))
+    printed = run(ringrun(3, "--min-np", "2", "--max-np", "3"), script)
+    began = set(re.findall(r"process (\d+) is one of 3 from step 0", printed))
+    went_on = set(re.findall(r"process (\d+) is one of 2 from step 5", printed))
     # Each step takes 2 * 0.25 from the bias, so the lost steps 6 and 7 count once.
-    ended = set(re.findall(r"process (\d+) ends with bias -6\.0", done.stdout))
-    assert len(began) == 3 and len(went_on) == 2 and went_on < began and ended == went_on, done.stdout + done.stderr
+    ended = set(re.findall(r"process (\d+) ends with bias -6\.0", printed))
+    assert len(began) == 3 and len(went_on) == 2 and went_on < began and ended == went_on, printed
 
 
 _LEAVES = """
@@ -1050,8 +1032,7 @@ dist.destroy_process_group()
 def test_a_rank_that_leaves_after_the_groups_were_made_waits_until_the_others_have_made_them(end, late_s, tmp_path):
     script = tmp_path / "leaves.py"
     script.write_text(_LEAVES)
-    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "3", sys.executable]
-    output = run(ringrun, script, end, late_s)
+    output = run(ringrun(3), script, end, late_s)
     assert "rank 0 is done" in output and "rank 1 is done" in output, output
 
 
@@ -1071,5 +1052,4 @@ dist.destroy_process_group()
 def test_a_script_for_torchrun_runs_under_ringrun_as_it_is(backend, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(_FOR_TORCHRUN)
-    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", sys.executable]
-    assert sorted(run(ringrun, script, backend).splitlines()) == ["rank 0 has 2.0", "rank 1 has 2.0"]
+    assert sorted(run(ringrun(2), script, backend).splitlines()) == ["rank 0 has 2.0", "rank 1 has 2.0"]
