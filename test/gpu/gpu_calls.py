@@ -23,7 +23,6 @@ NCCL_DTYPES = [
         *("float16", "float32", "float64", ml_dtypes.bfloat16),
     )
 ]
-NCCL_OPS = ["sum", "product", "max", "min", "average"]
 HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 _KINDS = {"p": ctypes.c_void_p, "z": ctypes.c_size_t, "i": ctypes.c_int, "u": ctypes.c_uint}

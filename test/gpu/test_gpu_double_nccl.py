@@ -31,7 +31,6 @@ from harness.exact import require_equal
 doubled = pytest.mark.ranks(1, env=gpu_double.environment(join_timeout_s=20))
 SLOW_US = 20_000
 FLOAT32 = NCCL_DTYPES.index(np.dtype("float32"))
-CHUNK_BYTES = 2**18
 INVALID_ARGUMENT, INVALID_USAGE = 4, 5
 
 

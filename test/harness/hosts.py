@@ -112,11 +112,6 @@ class SimulatedHosts:
         ports = [f"port{index}" for index in range(len(self.names))]
         for port in ports:
             _run("ip", "-n", self._switch, "link", "set", port, "nomaster")
-        with self._cable(delay_s, loss, ports):
-            yield
-
-    @contextlib.contextmanager
-    def _cable(self, delay_s: float, loss: float, ports: Sequence[str]) -> Iterator[None]:
         program = [sys.executable, str(Path(__file__).with_name("bad_link.py"))]
         command = ["ip", "netns", "exec", self._switch, *program, str(delay_s), str(loss), *ports]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as cable:
@@ -125,28 +120,6 @@ class SimulatedHosts:
                 yield
             finally:
                 cable.kill()
-
-    @contextlib.contextmanager
-    def slow_sites(self, sites: Sequence[Sequence[int]], delay_s: float, rate: str) -> Iterator[None]:
-        """Put the hosts into sites: frames between two of them are late, and share the rate of the site that sends.
-
-        Args:
-            sites: lists of hosts; each host is in one.
-            delay_s: of each frame that leaves its site.
-            rate: of all that a site sends to others, as for `simulated_hosts`.
-        """
-        uplinks = [f"uplink{number}" for number in range(len(sites))]
-        for number, (hosts, uplink) in enumerate(zip(sites, uplinks, strict=True)):
-            bridge, outside = f"site{number}", f"{uplink}out"
-            _run("ip", "-n", self._switch, "link", "add", bridge, "type", "bridge")
-            _run("ip", "-n", self._switch, "link", "set", bridge, "up")
-            _run("ip", "-n", self._switch, "link", "add", outside, "type", "veth", "peer", "name", uplink)
-            for port in [outside, *(f"port{host}" for host in hosts)]:
-                _run("ip", "-n", self._switch, "link", "set", port, "master", bridge, "up")
-            _run("ip", "-n", self._switch, "link", "set", uplink, "up")
-            _limit(self._switch, outside, rate)
-        with self._cable(delay_s, 0, uplinks):
-            yield
 
     def bytes_sent(self, host: int, interface: str = "eth0") -> int:
         """Bytes that the host has sent to the others so far."""
