@@ -38,6 +38,15 @@ def one_by_one(grouped):
     return lambda tensor, *args, **kwargs: grouped([tensor], *args, **kwargs)[0]
 
 
+def forms_of(name, suffix=""):
+    """Every way to call an operation with one tensor."""
+    single, grouped = (
+        [getattr(hvd, f"{begin}{name}{suffix}"), synchronized(getattr(hvd, f"{begin}{name}_async{suffix}"))]
+        for begin in ("", "grouped_")
+    )
+    return [*single, *map(one_by_one, grouped)]
+
+
 def some_ranks():
     """All ranks, and all but the first: what a body does with each it does for both."""
     sets = [hvd.global_process_set]
@@ -65,13 +74,7 @@ class Forms(NamedTuple):
 def every_form():
     single = [hvd.allreduce, synchronized(hvd.allreduce_async)]
     grouped = [hvd.grouped_allreduce, synchronized(hvd.grouped_allreduce_async)]
-    in_place = [
-        hvd.allreduce_,
-        synchronized(hvd.allreduce_async_),
-        one_by_one(hvd.grouped_allreduce_),
-        one_by_one(synchronized(hvd.grouped_allreduce_async_)),
-    ]
-    return Forms(single, grouped, in_place)
+    return Forms(single, grouped, forms_of("allreduce", "_"))
 
 
 def few_forms():
@@ -112,12 +115,7 @@ def test_allreduce(op):
 
 def check_allgather(dtype, process_set):
     parts = [tensors_of_ranks(process_set.size(), (rows, 3), dtype)[0] for rows in (2, 0, 5)][: process_set.size()]
-    for allgather in (
-        hvd.allgather,
-        synchronized(hvd.allgather_async),
-        one_by_one(hvd.grouped_allgather),
-        one_by_one(synchronized(hvd.grouped_allgather_async)),
-    ):
+    for allgather in forms_of("allgather"):
         require_tensor(allgather(parts[process_set.rank()], process_set=process_set), torch.cat(parts))
 
 
@@ -126,19 +124,9 @@ def check_broadcast(dtype, process_set):
     for shape in SHAPES:
         everybody = tensors_of_ranks(process_set.size(), shape, dtype)
         mine = everybody[process_set.rank()]
-        for broadcast in (
-            hvd.broadcast,
-            synchronized(hvd.broadcast_async),
-            one_by_one(hvd.grouped_broadcast),
-            one_by_one(synchronized(hvd.grouped_broadcast_async)),
-        ):
+        for broadcast in forms_of("broadcast"):
             require_tensor(broadcast(mine, root, process_set=process_set), everybody[-1])
-        for broadcast_ in (
-            hvd.broadcast_,
-            synchronized(hvd.broadcast_async_),
-            one_by_one(hvd.grouped_broadcast_),
-            one_by_one(synchronized(hvd.grouped_broadcast_async_)),
-        ):
+        for broadcast_ in forms_of("broadcast", "_"):
             changed = mine.clone()
             assert broadcast_(changed, root, process_set=process_set) is changed
             require_tensor(changed, everybody[-1])
@@ -166,12 +154,7 @@ def check_reducescatter(dtype, process_set):
     for rows in (0, 1, 7):
         everybody = data_of_ranks(process_set.size(), (rows, 3), dtype)
         expected = np.array_split(reference("sum", everybody), process_set.size())[process_set.rank()]
-        for reducescatter in (
-            hvd.reducescatter,
-            synchronized(hvd.reducescatter_async),
-            one_by_one(hvd.grouped_reducescatter),
-            one_by_one(synchronized(hvd.grouped_reducescatter_async)),
-        ):
+        for reducescatter in forms_of("reducescatter"):
             mine = tensor_of(everybody[process_set.rank()])
             require_tensor(reducescatter(mine, op=hvd.Sum, process_set=process_set), expected)
 
