@@ -19,6 +19,7 @@ from harness.exact import (
     require_equal,
 )
 from harness.frameworks import on_demand
+from harness.refused import bad_arguments, disagreements
 
 import ringtrain
 
@@ -373,6 +374,10 @@ def test_a_rank_may_send_an_array_where_the_others_send_tensors():
 # Refusals
 
 
+def new_ones(shape, dtype):
+    return torch.ones(shape, dtype=getattr(torch, dtype))
+
+
 @functools.cache
 def ones():
     return torch.ones(4, 2)
@@ -394,6 +399,7 @@ def wrapper_of_ones():
 
 
 BAD_ARGUMENTS = {
+    **bad_arguments(hvd, new_ones, ones),
     "complex halves": (lambda: hvd.allreduce(ones().to(torch.complex32)), TypeError, "dtype torch.complex32; convert"),
     "complex maximum": (
         lambda: hvd.allreduce(ones().to(torch.complex64), op=hvd.Max),
@@ -429,28 +435,11 @@ BAD_ARGUMENTS = {
         TypeError,
         "cannot send a Wrapper",
     ),
-    "no tensor": (lambda: hvd.allreduce("text"), TypeError, "cannot send a str"),
-    "a list of tensors": (lambda: hvd.allreduce([ones()]), TypeError, "cannot send a list"),
-    "a group that is a tensor": (lambda: hvd.grouped_allreduce(ones()), TypeError, "list of tensors"),
-    "an empty group": (lambda: hvd.grouped_allreduce_([]), ValueError, "at least one"),
-    "average of bool": (lambda: hvd.allreduce(ones().bool()), ValueError, "for numbers, not for torch.bool"),
-    "average of bool, in place": (lambda: hvd.allreduce_(ones().bool()), ValueError, "for numbers, not for torch.bool"),
-    "average of bool, scattered": (lambda: hvd.reducescatter(ones().bool()), ValueError, "for numbers, not for"),
-    "op and average": (lambda: hvd.allreduce(ones(), average=True, op=hvd.Sum), ValueError, "not both"),
-    "an op that is none": (lambda: hvd.allreduce_(ones(), op="sum"), TypeError, "op must be one of"),
-    "a number to scatter": (lambda: hvd.reducescatter(torch.tensor(1.0)), ValueError, "no first dimension"),
     "splits of floats": (
         lambda: hvd.alltoall(ones(), torch.tensor([2.0] * hvd.size())),
         ValueError,
         "integers, one for",
     ),
-    "splits of the wrong sum": (
-        lambda: hvd.alltoall(ones(), torch.tensor([1] * hvd.size())),
-        ValueError,
-        "do not add up",
-    ),
-    "negative splits": (lambda: hvd.alltoall(ones(), [5] + [-1] * (hvd.size() - 1)), ValueError, "do not add up"),
-    "too many splits": (lambda: hvd.alltoall(ones(), torch.tensor([4] * 9)), ValueError, "one for each rank"),
     "splits in two dimensions": (
         lambda: hvd.alltoall(ones(), torch.ones(1, 2).long()),
         ValueError,
@@ -473,10 +462,6 @@ BAD_ARGUMENTS = {
         "second argument.*; write op=Sum",
     ),
     "a name in the place of average": (lambda: hvd.allreduce(ones(), "grad.0"), TypeError, "; write name='grad.0'"),
-    "a compression by name": (lambda: hvd.allreduce(ones(), compression="fp16"), TypeError, "must be a Compressor"),
-    "a process set that is a list": (lambda: hvd.alltoall(ones(), process_set=[0]), TypeError, "must be a ProcessSet"),
-    "a root that is a float": (lambda: hvd.broadcast(ones(), 0.0), TypeError, "root_rank must be an integer in 0-"),
-    "root out of range": (lambda: hvd.broadcast_(ones(), 99), ValueError, "root_rank 99"),
 }
 
 
@@ -524,21 +509,7 @@ def test_a_distributed_tensor_is_refused_and_its_local_one_is_not():
         gc.collect()
 
 
-DISAGREEMENTS = {
-    "shape": (lambda is_last: hvd.allreduce(torch.ones(4, 3 if is_last else 2), name="bad"), r"\[4, 2\].*\[4, 3\]"),
-    "dtype": (
-        lambda is_last: hvd.allreduce_(ones().double() if is_last else ones().clone(), name="bad"),
-        "float32.*float64",
-    ),
-    "op": (lambda is_last: hvd.allreduce(ones(), op=hvd.Max if is_last else hvd.Sum, name="bad"), "op=Sum.*op=Max"),
-    "root": (lambda is_last: hvd.broadcast(ones(), int(is_last), name="bad"), "root_rank=0.*root_rank=1"),
-    "kind": (lambda is_last: (hvd.allgather if is_last else hvd.allreduce)(ones(), name="bad"), "allreduce.*allgather"),
-    "rows": (lambda is_last: hvd.allgather(torch.ones(2, 3 if is_last else 2), name="bad"), r"\[2, 2\].*\[2, 3\]"),
-    "length of the group": (
-        lambda is_last: hvd.grouped_allreduce([ones()] * (2 if is_last else 1), name="bad"),
-        r"float32\[4, 2\], .* and float32\[4, 2\]",
-    ),
-}
+DISAGREEMENTS = disagreements(hvd, new_ones)
 
 
 @pytest.mark.ranks(2, 3, fast=[2])
