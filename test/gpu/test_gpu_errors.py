@@ -39,30 +39,18 @@ def test_without_a_driver_an_array_on_a_gpu_is_refused():
 
 
 BROKEN_DRIVERS = {
-    "old": ({"driver_version": 11030}, r"speaks CUDA 11\.3, which is too old: ringtrain needs 11\.4"),
-    "incomplete": ({"left_out": ["cuDeviceGetUuid_v2"]}, r"libcuda\.so\.1 has no function cuDeviceGetUuid_v2"),
-    "broken": ({"fail": "cuInit:*:999"}, r"cannot be used: cuInit: .*999"),
+    "old": r"speaks CUDA 11\.3, which is too old: ringtrain needs 11\.4",
+    "incomplete": r"libcuda\.so\.1 has no function cuDeviceGetUuid_v2",
+    "broken": r"cannot be used: cuInit: .*999",
 }
 
 
-@pytest.mark.ranks(1, env=environment(**BROKEN_DRIVERS["old"][0]))
-def test_a_driver_that_is_too_old_says_so():
-    require_refused("old")
-
-
-@pytest.mark.ranks(1, env=environment(**BROKEN_DRIVERS["incomplete"][0]))
-def test_a_driver_that_lacks_a_function_says_which():
-    require_refused("incomplete")
-
-
-@pytest.mark.ranks(1, env=environment(**BROKEN_DRIVERS["broken"][0]))
-def test_a_driver_that_does_not_start_says_why():
-    require_refused("broken")
-
-
-def require_refused(which):
+@pytest.mark.ranks(1, env=environment(driver_version=11030), way="old")
+@pytest.mark.ranks(1, env=environment(left_out=["cuDeviceGetUuid_v2"]), way="incomplete")
+@pytest.mark.ranks(1, env=environment(fail="cuInit:*:999"), way="broken")
+def test_a_driver_that_cannot_be_used_says_why(way):
     for _ in range(2):
-        with pytest.raises(hvd.RingtrainError, match=BROKEN_DRIVERS[which][1]):
+        with pytest.raises(hvd.RingtrainError, match=BROKEN_DRIVERS[way]):
             hvd.allreduce_(OnSomeGpu())
     assert hvd.allreduce(np.ones(3)).tolist() == [1, 1, 1]
 

@@ -20,7 +20,6 @@ HIERARCHICAL = {**GPU, "RINGTRAIN_GPU_ALGORITHM": "hierarchical"}
 CROSS = [{**HIERARCHICAL, "RINGTRAIN_GPU_CROSS_ALGORITHM": name} for name in ("nccl", "mpi", "cuda_aware_mpi")]
 # The host cannot touch guarded memory, and MPI is the host.
 CROSS[2] |= {"RINGTRAIN_GPU_DOUBLE_GUARD": "0", "RINGTRAIN_NETWORK": "mpi"}
-ONE_GPU = environment(guard=1, gpus=1)
 
 
 def way_taken():
@@ -85,48 +84,36 @@ def test_a_group_of_odd_lengths_is_one_scatter_and_one_gather_on_its_host(tmp_pa
     assert [call for call in calls if call in NCCL_CALLS] == ["ncclReduceScatter", "ncclAllGather"]
 
 
-@pytest.mark.ranks(4, env=GPU, hosts=(2, 2))
-def test_nccl_alone_reaches_all_hosts():
-    check_all_ops(np.dtype("float32"), [LARGE])
-    assert way_taken() == "nccl"
-    check_everything_else()
-
-
-@pytest.mark.ranks(4, env=STAGED, hosts=(2, 2))
-def test_host_memory_reaches_all_hosts():
-    check_all_ops(np.dtype("float32"), [LARGE])
-    assert way_taken() == "staged"
-    check_everything_else()
-
-
-# Where NCCL cannot go
-
-
-@pytest.mark.ranks(2, env=ONE_GPU)
-def test_ranks_that_share_a_gpu_take_host_memory():
-    check_all_ops(np.dtype("float32"))
-    assert way_taken() == "staged"
-    check_everything_else()
-
-
 SHARED = environment(guard=1, gpus=1, nccl_version=23000)
+SHARED_BY_NCCL = {**SHARED, "RINGTRAIN_GPU_ALGORITHM": "nccl"}
 
 
-@pytest.mark.ranks(2, env=SHARED)
-def test_ranks_that_share_a_gpu_take_host_memory_also_with_a_newer_nccl():
-    check_all_ops(np.dtype("float32"), [(33, 17)])
-    assert way_taken() == "staged"
-
-
-@pytest.mark.ranks(2, 3, env={**SHARED, "RINGTRAIN_GPU_ALGORITHM": "nccl"}, slow=[3])
-def test_a_newer_nccl_lets_ranks_share_a_gpu_where_it_is_asked_for():
+def require_way(way):
+    """The first word is what carries out the operations."""
     check_all_ops(np.dtype("float32"))
-    assert way_taken() == "nccl"
+    assert way_taken() == way.partition(":")[0]
+    check_everything_else()
 
 
+@pytest.mark.ranks(2, env=environment(guard=1, gpus=1), way="staged: ranks share a GPU")
+@pytest.mark.ranks(2, env=environment(guard=1, nccl_version=21700), way="staged: an old NCCL is left alone")
+def test_the_way_that_is_taken(way):
+    require_way(way)
+
+
+@pytest.mark.ranks(4, env=GPU, hosts=(2, 2), way="nccl: reaches all hosts alone")
+@pytest.mark.ranks(4, env=STAGED, hosts=(2, 2), way="staged: reaches all hosts")
+@pytest.mark.ranks(2, env=SHARED, way="staged: they do so with a newer NCCL")
+@pytest.mark.ranks(2, 3, env=SHARED_BY_NCCL, way="nccl: a newer one lets them where it is asked for")
+@pytest.mark.ranks(2, env=environment(guard=1, slices=2), way="staged: slices of one GPU")
 @pytest.mark.ranks(
-    2, env={**SHARED, "RINGTRAIN_GPU_ALGORITHM": "nccl", "NCCL_MULTI_RANK_GPU_ENABLE": "0"}, isolated=True
+    2, env=environment(guard=1, left_out=["ncclMemAlloc", "ncclCommRegister"]), way="nccl: one without registration"
 )
+def test_the_way_that_is_taken_elsewhere(way):
+    require_way(way)
+
+
+@pytest.mark.ranks(2, env={**SHARED_BY_NCCL, "NCCL_MULTI_RANK_GPU_ENABLE": "0"}, isolated=True)
 def test_a_job_that_forbids_nccl_to_share_is_obeyed():
     hvd.init()
     with pytest.raises(
@@ -134,24 +121,6 @@ def test_a_job_that_forbids_nccl_to_share_is_obeyed():
     ):
         hvd.allreduce(on_gpu(np.ones(3)), name="x")
     hvd.shutdown()
-
-
-@pytest.mark.ranks(2, env=environment(guard=1, slices=2))
-def test_slices_of_one_gpu_take_host_memory():
-    check_all_ops(np.dtype("float32"), [(33, 17)])
-    assert way_taken() == "staged"
-
-
-@pytest.mark.ranks(2, env=environment(guard=1, nccl_version=21700))
-def test_an_old_nccl_is_left_alone():
-    check_all_ops(np.dtype("float32"), [(33, 17)])
-    assert way_taken() == "staged"
-
-
-@pytest.mark.ranks(2, env=environment(guard=1, left_out=["ncclMemAlloc", "ncclCommRegister"]))
-def test_a_nccl_that_registers_no_memory_will_do():
-    check_all_ops(np.dtype("float32"))
-    assert way_taken() == "nccl"
 
 
 @pytest.mark.ranks(2, env=GPU)

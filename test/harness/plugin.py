@@ -119,16 +119,18 @@ class Ranks:
         self._job: Job | None = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test for each mark, number of ranks and dtype."""
+        """One test for each mark, number of ranks and dtype. A test may ask for the `dtype`, and for its `way`."""
         markers = Marker.all_of(metafunc.definition)
         if not markers:
             return
         if _SIZE not in metafunc.fixturenames:
             metafunc.fixturenames.append(_SIZE)
-        names = [_SIZE, "dtype"] if markers[0][1].dtypes else [_SIZE]
+        asks_way = "way" in metafunc.fixturenames and any(marker.way for _, marker in markers)
+        names = [_SIZE, *(["dtype"] if markers[0][1].dtypes else []), *(["way"] if asks_way else [])]
         values = [
-            pytest.param(size, *dtype, marks=[mark, *marker.marks_of(size)], id=marker.id_of(size, *dtype))
+            pytest.param(size, *dtype, *way, marks=[mark, *marker.marks_of(size)], id=marker.id_of(size, *dtype))
             for mark, marker in markers
+            for way in [(marker.way,) if asks_way else ()]
             for size in marker.sizes
             for dtype in ([(one,) for one in marker.dtypes] or [()])
         ]
