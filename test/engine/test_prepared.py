@@ -38,7 +38,7 @@ of_each_kind = pytest.mark.parametrize("kind", OPERATIONS)
 
 
 def result_of(kind, values):
-    """What all ranks have in the end of arrays of `average_of`."""
+    """Returns what all ranks have in the end of arrays of `average_of`."""
     array, average = average_of(values)
     return average if kind == "allreduce" else array + np.float32(hvd.size() - 1 - hvd.rank())
 

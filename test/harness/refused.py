@@ -1,4 +1,4 @@
-"""What operations refuse in the same way whatever library an array is of."""
+"""Calls that operations refuse in the same way whatever library an array is of."""
 
 import ringtrain
 
