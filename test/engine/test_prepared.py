@@ -34,6 +34,10 @@ OPERATIONS = {
     "allreduce": lambda array, name, **how: hvd.allreduce_async_(array, name=name, **how),
     "broadcast": lambda array, name, **how: hvd.broadcast_async_(array, hvd.size() - 1, name=name, **how),
 }
+AWAITED = {
+    "allreduce": lambda array, name, **how: hvd.allreduce_(array, name=name, **how),
+    "broadcast": lambda array, name, **how: hvd.broadcast_(array, hvd.size() - 1, name=name, **how),
+}
 of_each_kind = pytest.mark.parametrize("kind", OPERATIONS)
 
 
@@ -48,9 +52,10 @@ def result_of(kind, values):
 @of_each_kind
 def test_a_prepared_array_is_changed_where_it_lies_in_each_step(kind):
     for step in range(5):
-        array, _ = average_of([step, 2 * step])
-        assert OPERATIONS[kind](array, "prepared: each step").wait() is array
-        require_equal(array, result_of(kind, [step, 2 * step]))
+        for run in (AWAITED[kind], lambda *given: OPERATIONS[kind](*given).wait()):
+            array, _ = average_of([step, 2 * step])
+            assert run(array, "prepared: each step") is array
+            require_equal(array, result_of(kind, [step, 2 * step]))
 
 
 CHANGES = {
@@ -70,7 +75,7 @@ def test_a_change_of_a_prepared_array_is_seen(kind, change):
     own, result = average_of(range(6))[0], result_of(kind, range(6))
     for make in 3 * [np.copy] + 3 * [CHANGES[change]] + 3 * [np.copy]:
         array = make(own.copy())
-        OPERATIONS[kind](array, f"prepared: {change}").wait()
+        AWAITED[kind](array, f"prepared: {change}")
         require_equal(array, make(result))
 
 
@@ -232,9 +237,9 @@ def test_a_prepared_array_outlives_shutdown_and_init():
     batch = GradientBatch()
     for generation in range(2):
         for _ in range(3):
-            for kind, begin in OPERATIONS.items():
+            for kind, run in AWAITED.items():
                 sent = array.copy()
-                begin(sent, "prepared: generations").wait()
+                run(sent, "prepared: generations")
                 require_equal(sent, result_of(kind, [1, 3]))
             of_batch = array.copy()
             batch.ready("prepared: of a batch", of_batch)
@@ -242,9 +247,9 @@ def test_a_prepared_array_outlives_shutdown_and_init():
             require_equal(of_batch, average)
         if generation == 0:
             hvd.shutdown()
-            for begin in OPERATIONS.values():
+            for call in (*AWAITED.values(), *OPERATIONS.values()):
                 with pytest.raises(hvd.NotInitializedError):
-                    begin(array.copy(), "prepared: generations")
+                    call(array.copy(), "prepared: generations")
             hvd.init()
 
 
@@ -257,12 +262,13 @@ def test_a_removed_process_set_is_refused_under_a_prepared_name(kind):
         pair = hvd.add_process_set([1, 2])
         for _ in range(3 * pair.included()):
             sent = array * hvd.rank()
-            OPERATIONS[kind](sent, "prepared: set", process_set=pair).wait()
+            AWAITED[kind](sent, "prepared: set", process_set=pair)
             require_equal(sent, array * np.float32(1.5 if kind == "allreduce" else 2))
         hvd.barrier()
         hvd.remove_process_set(pair)
-        with pytest.raises(ValueError, match="not registered"):
-            OPERATIONS[kind](array.copy(), "prepared: set", process_set=pair)
+        for call in (AWAITED[kind], OPERATIONS[kind]):
+            with pytest.raises(ValueError, match="not registered"):
+                call(array.copy(), "prepared: set", process_set=pair)
 
 
 @pytest.mark.fast
