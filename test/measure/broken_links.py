@@ -188,7 +188,7 @@ def lost_link(seed: int) -> str:
     usual = statistics.median(took for at, took in steps if at + took < begun)
     worst = max(took for at, took in steps if at + took > begun and at < back)
     print(f"  a step took {usual:.2f} s, with the loss of a link {worst:.2f} s", flush=True)
-    is_used_again = sent[2] - sent[1] > 64 << 20
+    is_used_again = sent[2] - sent[1] > 8 << 20
     return "" if code == 0 and is_used_again else f"ended with {code}, eth1 has sent {sent}: {text[-2000:]}"
 
 
