@@ -19,8 +19,10 @@ ssize_t counted(uint64_t& bytes, ssize_t moved) {
   return moved;
 }
 
+}  // namespace
+
 // Parts of which some bytes have been taken.
-class Rest {
+class ByteStream::Rest {
  public:
   Rest(const iovec* parts, size_t count) : parts_(parts), end_(parts + count) {}
 
@@ -51,8 +53,6 @@ class Rest {
   size_t taken_ = 0;  // of the first
 };
 
-}  // namespace
-
 ssize_t ByteStream::send(const iovec* parts, size_t count) {
   if (!sealing_) {
     msghdr message = {};
@@ -64,15 +64,24 @@ ssize_t ByteStream::send(const iovec* parts, size_t count) {
   Rest rest(parts, count);
   for (rest.skip(out_text_); flush();) {
     sent += out_text_;
-    iovec text[kMostParts];
-    size_t used = 0;
-    out_text_ = rest.take(text, used);
+    seal_some(rest);
     if (out_text_ == 0) return static_cast<ssize_t>(sent);
-    out_.resize(Sealing::kMostBytes);
-    out_begin_ = 0;
-    out_end_ = sealing_->seal(text, used, out_text_, out_.data());
   }
   return sent > 0 ? static_cast<ssize_t>(sent) : -1;
+}
+
+// As many records as one call of the kernel should take.
+void ByteStream::seal_some(Rest& rest) {
+  out_.resize(3 * Sealing::kMostBytes);
+  out_begin_ = out_end_ = out_text_ = 0;
+  while (out_end_ + Sealing::kMostBytes <= out_.size()) {
+    iovec text[kMostParts];
+    size_t used = 0;
+    const size_t bytes = rest.take(text, used);
+    if (bytes == 0) return;
+    out_end_ += sealing_->seal(text, used, bytes, out_.data() + out_end_);
+    out_text_ += bytes;
+  }
 }
 
 // Whether nothing is left; else errno says why.

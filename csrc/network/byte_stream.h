@@ -35,6 +35,8 @@ class ByteStream {
   uint64_t received_bytes() const { return received_bytes_; }
 
  private:
+  class Rest;
+  void seal_some(Rest& rest);
   bool flush();
   ssize_t receive_some(char* place, size_t room);
   ssize_t take_text(char* place, size_t room);
@@ -42,8 +44,8 @@ class ByteStream {
 
   Descriptor socket_;
   std::unique_ptr<Sealing> sealing_;
-  Bytes out_, in_, text_;  // a record that goes out, those that come, and the text of one that has no place yet
-  size_t out_begin_ = 0, out_end_ = 0, out_text_ = 0;  // out_text_: how many bytes its text has
+  Bytes out_, in_, text_;  // records that go out, those that come, and the text of one that has no place yet
+  size_t out_begin_ = 0, out_end_ = 0, out_text_ = 0;  // out_text_: how many bytes their texts have
   size_t in_begin_ = 0, in_end_ = 0, text_begin_ = 0, text_end_ = 0;
   uint64_t sent_bytes_ = 0, received_bytes_ = 0;
   int error_ = 0;  // why nothing more comes
