@@ -322,10 +322,15 @@ void Session::defer(const Request& request, std::deque<Request>& queue) {
   queue.push_back(request);
 }
 
+// Its worker has sent it again behind those that come before it now.
 void Session::renumber(uint32_t id, int64_t number) {
-  for (std::deque<Request>* const queue : {&busy_, &unsent_})
-    for (Request& request : *queue)
-      if (request.id == id) request.head.number = number;
+  for (std::deque<Request>* const queue : {&busy_, &unsent_}) {
+    const auto found =
+        std::find_if(queue->begin(), queue->end(), [id](const Request& request) { return request.id == id; });
+    if (found == queue->end()) continue;
+    found->head.number = number;
+    std::rotate(found, std::next(found), queue->end());
+  }
 }
 
 // The requests of a chunk stay in order, because its pushes are counted one by one.
