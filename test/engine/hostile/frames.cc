@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -38,7 +39,7 @@ class Liar {
       other_.has_arrived_from_any(0);
     }
     require(state == Handshake::State::done, "no handshake with rank 0");
-    socket_ = handshake.take();
+    connection_.emplace(handshake.take());
   }
 
   void send_frame() {
@@ -65,18 +66,18 @@ class Liar {
   void send(const Bytes& bytes) {
     for (size_t sent = 0; sent < bytes.size();) {
       const size_t left = bytes.size() - sent, part = draw_.one_in(3) ? 1 + draw_.below(left) : left;
-      const ssize_t moved = ::send(socket_.number(), bytes.data() + sent, part, MSG_NOSIGNAL | MSG_DONTWAIT);
+      const ssize_t moved = ::send(connection_->socket(), bytes.data() + sent, part, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (moved < 0 && errno != EAGAIN) return;
       if (moved > 0) sent += static_cast<size_t>(moved);
       char nowhere[9000];
-      while (recv(socket_.number(), nowhere, sizeof(nowhere), MSG_DONTWAIT) > 0) continue;
+      while (recv(connection_->socket(), nowhere, sizeof(nowhere), MSG_DONTWAIT) > 0) continue;
       if (draw_.one_in(2)) other_.has_arrived(1, static_cast<int>(draw_.below(kTags)));
     }
   }
 
   Network& other_;
   Draw& draw_;
-  Descriptor socket_;
+  std::optional<ByteStream> connection_;
   std::map<uint32_t, uint32_t> next_;  // numbers, by tag
 };
 

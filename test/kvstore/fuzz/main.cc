@@ -75,7 +75,7 @@ int port_of(int listener) {
   return ntohs(address.sin_port);
 }
 
-Descriptor dial(int port, int worker) {
+ByteStream dial(int port, int worker) {
   constexpr double kWithin_s = 20;
   const Credentials credentials{"secret", "token", worker, kCapacity + 1};
   const double end = now_s() + kWithin_s;
@@ -266,14 +266,14 @@ class Trial {
   // One connection, and what else happens to a server meanwhile.
   void go_on() {
     const int worker = static_cast<int>(any(kCapacity));
-    const Descriptor socket = dial(port_, worker);
+    const ByteStream connection = dial(port_, worker);
     ++connections_;
     uint32_t id = 1;
     for (uint64_t left = any(200); left > 0; --left) {
-      drain(socket.number());
+      drain(connection.socket());
       const uint32_t number = one_in(10) ? static_cast<uint32_t>(any(id + 1)) : id++;
       ++messages_;
-      if (!put(socket.number(), any_message(number))) break;
+      if (!put(connection.socket(), any_message(number))) break;
     }
     update();
     if (one_in(30)) server_->lost(worker, 0);
@@ -286,10 +286,10 @@ class Trial {
 
   // The server still does what an honest worker asks.
   void end() {
-    const Descriptor socket = dial(port_, 0);
+    const ByteStream connection = dial(port_, 0);
     Head hello;
-    put(socket.number(), frames_of(1, hello, {}, true));
-    pollfd waits = {socket.number(), POLLIN, 0};
+    put(connection.socket(), frames_of(1, hello, {}, true));
+    pollfd waits = {connection.socket(), POLLIN, 0};
     if (poll(&waits, 1, 20'000) != 1) fail("the server answers nothing any more");
     server_->close();
     server_.reset();
