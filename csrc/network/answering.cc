@@ -23,7 +23,7 @@
 namespace ringtrain {
 namespace {
 
-const std::string kMagic("ringtrv\x02", 8);
+const std::string kMagic("ringtrv\x03", 8);
 constexpr size_t kNonceBytes = 16, kProofBytes = sizeof(Sha256), kHeadBytes = 8, kMostRequestBytes = 4096;
 constexpr double kLimit_s = 2;   // of a connection
 constexpr int kMostAtOnce = 16;  // connections; others are closed at once

@@ -27,7 +27,7 @@ OWN = {
     *("grouped_alltoall", "grouped_alltoall_async", "grouped_broadcast", "grouped_broadcast_"),
     *("grouped_broadcast_async", "grouped_broadcast_async_"),
     *("DiLoCo", "SpeedSampler", "exit_preempted", "new_group", "preempted"),
-    *("recv", "recv_async", "send", "send_async"),
+    *("recv", "recv_async", "send", "send_async", "time_limit"),
 }
 # Of these the arguments are not those of Horovod's functions: `DistributedOptimizer` wraps optimizers of arrays, which
 # Horovod does not have, and `run` takes fewer.

@@ -67,7 +67,7 @@ def test_a_stranger_is_told_nothing(hanging: Planted) -> None:
     stranger = found._replace(secret=bytes(32))
     snapshot = take_snapshot(stranger)
     assert snapshot.answers == {} and ask_for_stacks(stranger, [0, 1, 2]) == {}
-    for words in (b"GET / HTTP/1.0\r\n\r\n", b"ringtrv\x02" + bytes(16) + bytes(32) + b"\0" * 8):
+    for words in (b"GET / HTTP/1.0\r\n\r\n", b"ringtrv\x03" + bytes(16) + bytes(32) + b"\0" * 8):
         with socket.create_connection(found.ranks[0].address) as sock:
             sock.settimeout(TIMEOUT_S)
             sock.sendall(words)

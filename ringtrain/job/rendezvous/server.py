@@ -18,7 +18,7 @@ from ringtrain import errors
 from ringtrain.errors import list_of_ranks
 from ringtrain.job.rendezvous import claim as claims
 from ringtrain.job.rendezvous.columns import in_columns, of_columns
-from ringtrain.job.rendezvous.lasting import GivenUpError, LastingConnection
+from ringtrain.job.rendezvous.lasting import GivenUpError, GoneError, LastingConnection
 from ringtrain.job.rendezvous.listener import ANSWER_S, Hub, Line, listen, plain
 from ringtrain.job.rendezvous.protocol import Connection, StrangerError, VersionError
 from ringtrain.record.logger import logger
@@ -50,6 +50,8 @@ class _Failed(Exception):
         self.answer = {"error": kind, "text": text}
 
 
+# The answer to a rank that has come to a server which ends.
+_COME_AGAIN = {"again": True}
 _REMEDY = (
     "If these are two jobs, give each a place of its own: another MASTER_PORT, or RINGTRAIN_RENDEZVOUS. If they are "
     "one, look at RANK and WORLD_SIZE, or RINGTRAIN_RANK and RINGTRAIN_SIZE"
@@ -241,16 +243,19 @@ class Server:
 
     def _enter(self, line: Line, hello: Hello) -> None:
         end_s = time.monotonic() + hello.timeout_s if hello.timeout_s > 0 else float("inf")
+        if self._is_closing and self._is_of_rank_0:
+            self._answer(line, _COME_AGAIN)
+            return
         if stranger := self._stranger(hello):
             logger.warning(f"a process was refused: {stranger}")
-            self._answer(line, _Failed("ValueError", stranger))
+            self._answer(line, _Failed("ValueError", stranger).answer)
             return
         room = self._room_for(hello)
         one, is_told = _Rank(hello, line, room, end_s), room.failed is not None or bool(room.ranks)
         try:
             room.enter(one)
         except _Failed as failed:
-            self._answer(line, failed)
+            self._answer(line, failed.answer)
             if room.failed is not None:
                 self._fail(hello.job, room, failed)
                 if not is_told:  # the rank that comes next is told, perhaps that of the server itself
@@ -300,17 +305,17 @@ class Server:
         self._forget(job, room)
         for one in room.ranks.values():
             if self._ranks.pop(one.line, None) is not None:
-                self._answer(one.line, room.failed)
+                self._answer(one.line, room.failed.answer)
 
     def _fail_all(self, reason: _Failed) -> None:
         self._failure = reason
         for job, room in list(self._rooms.items()):
             self._fail(job, room, reason)
 
-    def _answer(self, line: Line, failed: _Failed) -> None:
+    def _answer(self, line: Line, answer: dict[str, Any]) -> None:
         """The last message to a rank, which closes the connection when it has read it."""
         self._leaving[line] = time.monotonic() + ANSWER_S
-        self._hub.send(line, failed.answer)
+        self._hub.send(line, answer)
         self._hub.finish(line)
 
     def _forget(self, job: str, room: _Room) -> None:
@@ -319,8 +324,20 @@ class Server:
 
     def _begin_to_close(self) -> None:
         self._is_closing = True
+        if self._is_of_rank_0:
+            self._send_on()
         self._has_sent.set()
         self._end_if_empty()
+
+    def _send_on(self) -> None:
+        """Ranks that already wait for the next init() of this process, which is rank 0, meet it at its next server."""
+        for job, room in list(self._rooms.items()):
+            if 0 in room.ranks or room.failed is not None:
+                continue
+            self._forget(job, room)
+            for one in room.ranks.values():
+                if self._ranks.pop(one.line, None) is not None:
+                    self._answer(one.line, _COME_AGAIN)
 
     def _end_if_empty(self) -> None:
         if self._is_closing and not (self._ranks or self._leaving):
@@ -338,6 +355,8 @@ _SILENT_S = 30.0
 _PARENT_S = 1.0
 # How much longer than the server, which knows who is missing.
 _GRACE_S = 5.0
+# How long a rank waits for the next server where one ends before all have met.
+_NEXT_SERVER_S = 3.0
 # Rank 0, which serves, gives the others so long to get the reason of an error before it ends. A stopped one gets none.
 _ANSWER_AFTER_AN_ERROR_S = 1.0
 # A rank that cannot be one looks so long for others to tell them.
@@ -361,8 +380,11 @@ class Place(NamedTuple):
 class Member:
     """This rank at the rendezvous, until close(). One thread."""
 
-    def __init__(self, connection: LastingConnection, rank: int, end: float):
-        self._connection = connection
+    def __init__(self, come: Callable[[float | None], LastingConnection], rank: int, end: float):
+        """`come`: connects to the server, which has so many seconds to come, and says who this rank is."""
+        self._come = come
+        self._has_met = False  # the others
+        self._connection = connection = come(None)
         self._rank = rank
         self._end = end
         self._launcher = os.getppid()
@@ -380,31 +402,57 @@ class Member:
             PeerLostError: a rank has died, or the launcher or the server has ended.
         """
         end = min(self._end, time.monotonic() + within_s)
-        try:
-            self._connection.send({"value": value})
-            answers: list[Any] = []
-            while not answers:
-                while not self._has_come(end):
-                    if os.getppid() != self._launcher:
-                        raise errors.PeerLostError(
-                            "the launcher has ended while this rank was in init(): another rank has failed; see its "
-                            "output"
-                        )
-                    if time.monotonic() > end:
-                        raise errors.StalledError("init() got no answer from the rendezvous in time (start_timeout_s)")
-                answers = self._connection.hear(end)
-            (answer,) = answers
-        except GivenUpError:
-            raise errors.PeerLostError(
-                "the network has kept this rank from the rendezvous for so long that the others have given it up"
-            ) from None
-        except (OSError, StrangerError) as error:
-            raise errors.PeerLostError(
-                f"the server of the rendezvous, rank 0 or the launcher, died while this rank was in init(): {error}"
-            ) from None
+        while True:
+            try:
+                answer = self._answer_to({"value": value}, end)
+            except GoneError as error:
+                if self._has_met:
+                    raise self._died(error) from None
+                self._come_again(error)
+            except GivenUpError:
+                raise errors.PeerLostError(
+                    "the network has kept this rank from the rendezvous for so long that the others have given it up"
+                ) from None
+            except (OSError, StrangerError) as error:
+                raise self._died(error) from None
+            else:
+                if "again" not in answer:
+                    break
+                self._come_again(None)
+        self._has_met = True
         if "error" in answer:
             raise _KINDS[answer["error"]](answer["text"])
         return of_columns(answer["values"])
+
+    def _come_again(self, why_ended: GoneError | None) -> None:
+        """The server was that of the init() before, of which rank 0 has ended the job: another one follows."""
+        self._connection.close()
+        try:
+            self._connection = self._come(None if why_ended is None else _NEXT_SERVER_S)
+        except errors.StalledError:
+            if why_ended is None:
+                raise
+            raise self._died(why_ended) from None
+
+    @staticmethod
+    def _died(error: Exception) -> errors.PeerLostError:
+        return errors.PeerLostError(
+            f"the server of the rendezvous, rank 0 or the launcher, died while this rank was in init(): {error}"
+        )
+
+    def _answer_to(self, message: Any, end: float) -> Any:
+        self._connection.send(message)
+        answers: list[Any] = []
+        while not answers:
+            while not self._has_come(end):
+                if os.getppid() != self._launcher:
+                    raise errors.PeerLostError(
+                        "the launcher has ended while this rank was in init(): another rank has failed; see its output"
+                    )
+                if time.monotonic() > end:
+                    raise errors.StalledError("init() got no answer from the rendezvous in time (start_timeout_s)")
+            answers = self._connection.hear(end)
+        return answers[0]
 
     def _has_come(self, end: float) -> bool:
         """Whether there is an answer, within _PARENT_S. Raises ValueError as soon as a second process has come."""
@@ -425,9 +473,11 @@ class Member:
         """The shortest round trip to the rendezvous."""
         return self._connection.round_trip_s()
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """All has been said."""
         self._connection.send(None)
+
+    def close(self) -> None:
         self._connection.close()
 
 
@@ -457,15 +507,20 @@ def meet(
     try:
         ports = place.ports if server is None else [server.port]
         place_s = timeout_s if place_timeout_s is None else place_timeout_s
-        proven = connect(place, ports, secret, place_s, look=lambda: _require_no_second(rank))
-        connection = LastingConnection(proven, secret, _SILENT_S)
-        try:
+
+        def come(longest_s: float | None) -> LastingConnection:
+            within_s = place_s if longest_s is None else longest_s
+            proven = connect(place, ports, secret, within_s, look=lambda: _require_no_second(rank))
+            connection = LastingConnection(proven, secret, _SILENT_S)
             connection.send(hello)
-            member = Member(connection, rank, end)
+            return connection
+
+        member = Member(come, rank, end)
+        try:
             yield member
-            member.close()
+            member.finish()
         finally:
-            connection.close()
+            member.close()
     except BaseException:
         leave(_ANSWER_AFTER_AN_ERROR_S)
         raise

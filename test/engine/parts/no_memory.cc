@@ -21,7 +21,7 @@ void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
 int main() {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) != 0) return 2;
-  FrameStream stream(ByteStream(Descriptor(ends[0])));
+  FrameStream stream{ByteStream(Descriptor(ends[0]))};
   const Descriptor other(ends[1]);
   auto data = std::make_unique<std::vector<char>>(16 << 20);
   auto frame = std::make_shared<OutgoingFrame>();
