@@ -50,9 +50,10 @@ def _arrays_of_jax():
 def _arrays_of_torch():
     from torch import ones
 
-    import ringtrain.torch
+    import ringtrain.torch as face
 
-    return ringtrain.torch, ones(2)
+    assert face.time_limit is hvd.time_limit
+    return face, ones(2)
 
 
 @pytest.mark.parametrize("face_of", [_arrays_of_numpy, _arrays_of_jax, _arrays_of_torch])

@@ -113,19 +113,16 @@ FORMER: Mapping[int, Former] = {
         decision=(
             Patch(
                 _SESSION,
-                "if (outcome == Outcome::early) {\n"
-                "    say(request.id, Said::early,\n"
-                "        static_cast<int64_t>(request.actor->pushes_of(head.chunk, static_cast<size_t>(worker_))));\n"
+                "  if (outcome == Outcome::early) {\n"
+                "    say(request.id, Said::early, counted(*request.actor, head.chunk));\n"
                 "    return Result::over;\n"
                 "  }\n",
-                "if (outcome == Outcome::early) return Result::over;\n",
+                "  if (outcome == Outcome::early) return Result::over;\n",
             ),
             Patch(
                 _SESSION,
-                "  const uint64_t counted = "
-                "request.actor->pushes_of(request.head.chunk, static_cast<size_t>(worker_));\n"
-                "  if (static_cast<uint64_t>(request.head.number) > counted)\n"
-                "    return say(request.id, Said::early, static_cast<int64_t>(counted));\n",
+                "  const int64_t counted = this->counted(*request.actor, request.head.chunk);\n"
+                "  if (request.head.number > counted) return say(request.id, Said::early, counted);\n",
                 "",
             ),
         ),

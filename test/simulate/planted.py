@@ -361,11 +361,10 @@ DILOCO: dict[str, Patch | tuple[Patch, ...]] = {
     ),
     "a commit that fails has saved the parameters": Patch(
         "elastic/states.py",
-        "        holders = {name: getattr(self, name).state_dict() for name in self._holders}\n"
+        "        super().save()\n"
+        "        self._copies = {name: self._kept(arrays, self._copies[name]) for name, arrays in found.items()}\n",
+        "        self._copies = {name: self._kept(arrays, self._copies[name]) for name, arrays in found.items()}\n"
         "        super().save()\n",
-        "        super().save()\n        for name, copies in self._arrays.items():\n"
-        "            _copied(self._by_path(name), copies)\n"
-        "        holders = {name: getattr(self, name).state_dict() for name in self._holders}\n",
     ),
     "a difference that is under way is not in a checkpoint": Patch(
         _STEPS,

@@ -39,13 +39,9 @@ def one_by_one(grouped):
     return lambda tensor, *args, **kwargs: grouped([tensor], *args, **kwargs)[0]
 
 
-def forms_of(name, suffix=""):
+def forms_of(single, begin_single, grouped, begin_grouped):
     """Every way to call an operation with one tensor."""
-    single, grouped = (
-        [getattr(hvd, f"{begin}{name}{suffix}"), synchronized(getattr(hvd, f"{begin}{name}_async{suffix}"))]
-        for begin in ("", "grouped_")
-    )
-    return [*single, *map(one_by_one, grouped)]
+    return [single, synchronized(begin_single), one_by_one(grouped), one_by_one(synchronized(begin_grouped))]
 
 
 def some_ranks():
@@ -75,7 +71,11 @@ class Forms(NamedTuple):
 def every_form():
     single = [hvd.allreduce, synchronized(hvd.allreduce_async)]
     grouped = [hvd.grouped_allreduce, synchronized(hvd.grouped_allreduce_async)]
-    return Forms(single, grouped, forms_of("allreduce", "_"))
+    return Forms(
+        single,
+        grouped,
+        forms_of(hvd.allreduce_, hvd.allreduce_async_, hvd.grouped_allreduce_, hvd.grouped_allreduce_async_),
+    )
 
 
 def few_forms():
@@ -116,7 +116,8 @@ def test_allreduce(op):
 
 def check_allgather(dtype, process_set):
     parts = [tensors_of_ranks(process_set.size(), (rows, 3), dtype)[0] for rows in (2, 0, 5)][: process_set.size()]
-    for allgather in forms_of("allgather"):
+    forms = hvd.allgather, hvd.allgather_async, hvd.grouped_allgather, hvd.grouped_allgather_async
+    for allgather in forms_of(*forms):
         require_tensor(allgather(parts[process_set.rank()], process_set=process_set), torch.cat(parts))
 
 
@@ -125,9 +126,11 @@ def check_broadcast(dtype, process_set):
     for shape in SHAPES:
         everybody = tensors_of_ranks(process_set.size(), shape, dtype)
         mine = everybody[process_set.rank()]
-        for broadcast in forms_of("broadcast"):
+        forms = hvd.broadcast, hvd.broadcast_async, hvd.grouped_broadcast, hvd.grouped_broadcast_async
+        for broadcast in forms_of(*forms):
             require_tensor(broadcast(mine, root, process_set=process_set), everybody[-1])
-        for broadcast_ in forms_of("broadcast", "_"):
+        forms = hvd.broadcast_, hvd.broadcast_async_, hvd.grouped_broadcast_, hvd.grouped_broadcast_async_
+        for broadcast_ in forms_of(*forms):
             changed = mine.clone()
             assert broadcast_(changed, root, process_set=process_set) is changed
             require_tensor(changed, everybody[-1])
@@ -155,9 +158,10 @@ def check_reducescatter(dtype, process_set):
     for rows in (0, 1, 7):
         everybody = data_of_ranks(process_set.size(), (rows, 3), dtype)
         expected = np.array_split(reference("sum", everybody), process_set.size())[process_set.rank()]
-        for reducescatter in forms_of("reducescatter"):
-            mine = tensor_of(everybody[process_set.rank()])
-            require_tensor(reducescatter(mine, op=hvd.Sum, process_set=process_set), expected)
+        begun = hvd.reducescatter_async, hvd.grouped_reducescatter_async
+    for reducescatter in forms_of(hvd.reducescatter, begun[0], hvd.grouped_reducescatter, begun[1]):
+        mine = tensor_of(everybody[process_set.rank()])
+        require_tensor(reducescatter(mine, op=hvd.Sum, process_set=process_set), expected)
 
 
 @pytest.mark.ranks(1, 2, 3, fast=[2])
