@@ -167,9 +167,7 @@ void Communicator::fail_everywhere(int code) {
   (*segment)->error.compare_exchange_strong(none, static_cast<uint32_t>(code));
 }
 
-int Communicator::error() const {
-  return static_cast<int>((*segment)->error.load());
-}
+int Communicator::error() const { return static_cast<int>((*segment)->error.load()); }
 
 void Communicator::next_round() {
   meet((*segment)->arrived_on_streams, round_, size, [this] { require_not_aborted(); });
