@@ -127,7 +127,8 @@ bool Handshake::take_hello() {
   const auto hello = Reader(in_).get<Hello>();
   const bool is_meant = std::memcmp(hello.magic, kMagic, sizeof(kMagic)) == 0 && hello.to == credentials_->rank &&
                         hello.from >= 0 && hello.from < credentials_->size && hello.from != credentials_->rank;
-  if (!is_meant) return false;
+  const bool is_too_plain = credentials_->is_sealed && hello.is_sealed == 0;
+  if (!is_meant || is_too_plain) return false;
   is_sealed_ = hello.is_sealed != 0;
   if (is_sealed_ && !can_seal()) return false;
   peer_ = hello.from;

@@ -12,7 +12,8 @@
 // or descriptors run out, and may dial again: nothing was sent over it. From then on an end without a bye is a death.
 //
 // A proof is the HMAC of all that was said until then, under the secret: it is good for this connection alone, and
-// cannot be sent back to its maker. The side that dials says whether the connection is sealed.
+// cannot be sent back to its maker. The side that dials says whether the connection is sealed; a rank whose own ones
+// are takes no other.
 #pragma once
 
 #include <string>
@@ -28,7 +29,7 @@ namespace ringtrain {
 struct Credentials {
   std::string secret, token;
   int rank, size;          // this rank, and how many there are
-  bool is_sealed = false;  // connections that this rank dials
+  bool is_sealed = false;  // connections that this rank dials, and takes
 };
 
 // Over a socket that does not block. Fails, without saying anything, where the other one is not what it should be.

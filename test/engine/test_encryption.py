@@ -164,6 +164,28 @@ def test_bytes_that_are_changed_on_their_way_are_never_a_value(fault, tmp_path):
     assert faults > 2, texts
 
 
+PLAIN = """
+import os, socket, struct
+import numpy as np, ringtrain as hvd
+from ringtrain.job import session
+
+hvd.init()
+network = session._joined().network
+for is_sealed, answer in ((1, 48), (0, 0)):
+    with socket.create_connection(network.addresses[1 - hvd.rank()][0], timeout=20) as sock:
+        sock.sendall(b"ringtrn\\x04" + struct.pack("<iiii", hvd.rank(), 1 - hvd.rank(), 0, is_sealed) + os.urandom(16))
+        handle = hvd.allreduce_async(np.ones(1), name=f"so that the other one looks {is_sealed}")
+        assert len(sock.recv(48, socket.MSG_WAITALL)) == answer, is_sealed
+        hvd.synchronize(handle)
+print("done")
+"""
+
+
+def test_a_rank_that_encrypts_takes_no_plain_connection(tmp_path):
+    with started(PLAIN, 2, tmp_path, **ON) as ranks:
+        assert all(text.endswith("done\n") for text in ranks.outputs())
+
+
 # --- who cannot encrypt -----------------------------------------------------------------------------------------------
 
 
