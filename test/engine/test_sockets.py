@@ -56,6 +56,25 @@ def ready(ranks):
 # ------------------------------------------------------------------------------------------------------ how they start
 
 
+AGAIN = """
+import random, sys, time, numpy as np, ringtrain as hvd
+for turn in range(10):
+    hvd.init()
+    draw = random.Random(f"{sys.argv[1]} {turn} {hvd.rank()}")
+    assert hvd.allreduce(np.full(3, turn + hvd.rank()), op=hvd.Sum)[0] == 3 * turn + 3
+    time.sleep(draw.choice([0, 0.02, 0.3]))
+    hvd.shutdown()
+    time.sleep(draw.choice([0, 0.02, 0.3]))
+print("well")
+"""
+
+
+@pytest.mark.parametrize("seed", ["1", "4", "7"])
+def test_ranks_begin_and_end_jobs_one_after_the_other_at_their_own_pace(tmp_path, seed):
+    with started(AGAIN, 3, tmp_path, arguments=[seed], **SOCKETS) as ranks:
+        assert ranks.outputs() == ["well\n"] * 3
+
+
 @pytest.mark.fast
 def test_ranks_that_somebody_starts_by_hand(tmp_path):
     with started(SUM, 3, tmp_path) as ranks:
