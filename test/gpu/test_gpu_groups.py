@@ -84,6 +84,7 @@ def test_a_group_of_odd_lengths_is_one_scatter_and_one_gather_on_its_host(tmp_pa
     assert [call for call in calls if call in NCCL_CALLS] == ["ncclReduceScatter", "ncclAllGather"]
 
 
+SEALED = {"RINGTRAIN_SOCKET_ENCRYPTION": "on"}
 SHARED = environment(guard=1, gpus=1, nccl_version=23000)
 SHARED_BY_NCCL = {**SHARED, "RINGTRAIN_GPU_ALGORITHM": "nccl"}
 
@@ -103,6 +104,10 @@ def test_the_way_that_is_taken(way):
 
 @pytest.mark.ranks(4, env=GPU, hosts=(2, 2), way="nccl: reaches all hosts alone")
 @pytest.mark.ranks(4, env=STAGED, hosts=(2, 2), way="staged: reaches all hosts")
+@pytest.mark.ranks(4, env=GPU | SEALED, hosts=(2, 2), way="staged: NCCL encrypts nothing between hosts")
+@pytest.mark.ranks(4, env=CROSS[0] | SEALED, hosts=(2, 2), way="staged: nor in a hierarchy")
+@pytest.mark.ranks(4, env=CROSS[1] | SEALED, hosts=(2, 2), way="nccl on nodes: the hosts' network encrypts")
+@pytest.mark.ranks(2, env=GPU | SEALED, way="nccl: on one host")
 @pytest.mark.ranks(2, env=SHARED, way="staged: they do so with a newer NCCL")
 @pytest.mark.ranks(2, 3, env=SHARED_BY_NCCL, way="nccl: a newer one lets them where it is asked for")
 @pytest.mark.ranks(2, env=environment(guard=1, slices=2), way="staged: slices of one GPU")
