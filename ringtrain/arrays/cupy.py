@@ -63,8 +63,11 @@ def view(array: Any) -> _DeviceView:
 
 def view_in_place(array: Any) -> _DeviceView | None:
     # Of every gradient in every step. `flags` would make an object of its own, and with it half of the time again.
-    dtype = DTYPES.get(array.dtype)
-    if dtype is None or not array._c_contiguous:
+    try:
+        dtype = DTYPES[array.dtype]
+    except KeyError:
+        return None
+    if not array._c_contiguous:
         return None
     data = array.data
     device = data.device_id
