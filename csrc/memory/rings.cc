@@ -38,6 +38,7 @@ Rings::Rings(SharedSegment& segment, size_t begin, int size, int index)
       size_(size),
       index_(index),
       capacity_(capacity(size)),
+      copies_(static_cast<size_t>(size)),
       reserved_(static_cast<size_t>(size)),
       seen_taken_(static_cast<size_t>(size)) {}
 
@@ -74,7 +75,7 @@ bool Rings::put(int to, const void* head, size_t head_bytes, const void* data, s
   char* const at = data_of(ring) + (skipped > 0 ? 0 : place);
   *reinterpret_cast<uint64_t*>(at) = head_bytes + bytes;
   std::memcpy(at + sizeof(uint64_t), head, head_bytes);
-  if (bytes > 0) std::memcpy(at + sizeof(uint64_t) + head_bytes, data, bytes);
+  if (bytes > 0) copies_[static_cast<size_t>(to)](at + sizeof(uint64_t) + head_bytes, data, bytes);
   ring.put.store(put + skipped + needed, std::memory_order_release);
   return true;
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/wait.h"
+#include "kernels/copy.h"
 #include "memory/shm.h"
 
 namespace ringtrain {
@@ -115,8 +116,9 @@ class Rings {
   const size_t begin_;
   const int size_, index_;
   const size_t capacity_;
-  std::vector<size_t> reserved_;      // bytes of the ring to each member that have pages
-  std::vector<uint64_t> seen_taken_;  // how far each member had taken what is in that when this rank last looked
+  std::vector<CopyForOthers> copies_;  // into the ring to each member
+  std::vector<size_t> reserved_;       // bytes of the ring to each member that have pages
+  std::vector<uint64_t> seen_taken_;   // how far each member had taken what is in that when this rank last looked
 };
 
 }  // namespace ringtrain

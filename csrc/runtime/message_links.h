@@ -129,8 +129,7 @@ class RingLink final : public MessageLink {
   std::vector<int> to_call_;
 };
 
-// To ranks of other nodes, and to all where nodes have no memory in common. Also for long values within a node: there
-// the Network needs fewer hand-overs than the rings.
+// To ranks of other nodes, and to all where nodes have no memory in common.
 class NetworkLink final : public MessageLink {
  public:
   // Its tags begin at that of `peers`, all ranks of the world.

@@ -62,12 +62,6 @@ MessageLink& PairMessages::link_to(int rank) {
   return *network_;
 }
 
-MessageLink& PairMessages::link_of(const Message& message) {
-  constexpr size_t kMostThroughRings = size_t{1} << 20;
-  const bool is_long = message.submission->operation().bytes() > kMostThroughRings;
-  return is_long && network_ ? *network_ : link_to(message.peer());
-}
-
 bool PairMessages::are_carried_by_network() const {
   return std::any_of(carried_.begin(), carried_.end(),
                      [](const MessagePtr& one) { return !one->values->requests.empty(); });
@@ -94,7 +88,7 @@ bool PairMessages::has_work() {
   if (inbox_.has_new_messages() || (rings_ && rings_->is_called()) || (speaks_over_network_ && network_->is_called()))
     return true;
   return std::any_of(carried_.begin(), carried_.end(),
-                     [&](const MessagePtr& one) { return link_of(*one).is_over(*one->values); });
+                     [&](const MessagePtr& one) { return link_to(one->peer()).is_over(*one->values); });
 }
 
 size_t PairMessages::work(double now) {
@@ -110,7 +104,7 @@ size_t PairMessages::work(double now) {
   if (speaks_over_network_) network_->listen(hear_word);
   for (size_t i = 0; i < carried_.size();) {
     const MessagePtr message = carried_[i];
-    if (!link_of(*message).is_over(*message->values)) {
+    if (!link_to(message->peer()).is_over(*message->values)) {
       ++i;
       continue;
     }
@@ -406,7 +400,7 @@ void PairMessages::say_own(Message& message) {
     message.values->peer = message.peer();
     message.values->memory = message.memory;
     message.values->bytes = spec.bytes();
-    link_of(message).expect(*message.values);
+    link_to(message.peer()).expect(*message.values);
     word.place = message.values->place;
   }
   say(message.peer(), word, spec.shape.data(), message.memory, message.sends && is_few ? spec.bytes() : 0);
@@ -547,7 +541,7 @@ void PairMessages::meet_receiver(const MessagePtr& send, const Heard& heard) {
   send->values->place = heard.place;
   send->values->memory = send->memory;
   send->values->bytes = send->spec().bytes();
-  link_of(*send).send(*send->values);
+  link_to(send->peer()).send(*send->values);
   carried_.push_back(send);
 }
 
@@ -632,7 +626,7 @@ void PairMessages::fail(const MessagePtr& message, ErrorKind kind, const std::st
 void PairMessages::forget_values(Message& message) {
   if (!message.values) return;
   if (message.values->loan) message.submission->handle->lend_until_gone(message.values->loan);
-  link_of(message).forget(*message.values);
+  link_to(message.peer()).forget(*message.values);
   message.values.reset();
 }
 

@@ -157,9 +157,7 @@ class PairMessages final : public PendingMessages {
 
   struct Word;
 
-  // For words, and for the values of a message.
   MessageLink& link_to(int rank);
-  MessageLink& link_of(const Message& message);
   bool is_few(const Message& message);
   void say(int to, const Word& word, const int64_t* shape, const void* values, size_t bytes);
   void say_own(Message& message);

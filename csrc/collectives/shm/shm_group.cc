@@ -39,7 +39,8 @@ ShmGroup::ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& wat
       slots_{reserved_bytes(memory_.geometry), 2 * kSmallBytes},
       rows_{slots_.first + static_cast<size_t>(size()) * slots_.bytes, memory_.geometry.rows_bytes()},
       tuning_(tuning),
-      watch_(watch) {}
+      watch_(watch),
+      copies_(static_cast<size_t>(memory_.geometry.size)) {}
 
 AlgorithmChoices ShmGroup::choices() {
   const char* const options = "shared_memory, mailbox_kb";
@@ -222,7 +223,7 @@ void ShmGroup::reduce_scatter_all(const Reduction& reduction, const std::vector<
           if (peer == rank()) continue;
           char* box = mailbox(rank(), peer, chunk);
           streams.for_next(puts[peer], peer, step, [&](const PartStreams::Stretch& it) {
-            copy(box + it.offset * element, source_of(it), it.count * element);
+            copies_[static_cast<size_t>(peer)](box + it.offset * element, source_of(it), it.count * element);
           });
         }
       },
@@ -250,7 +251,7 @@ void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
       [&](size_t, uint32_t chunk) {
         char* own = row(rank(), chunk);
         streams.for_next(put, rank(), step, [&](const PartStreams::Stretch& it) {
-          copy(own + it.offset, at(arrays[it.array].source, it.in_part), it.count);
+          copies_[static_cast<size_t>(rank())](own + it.offset, at(arrays[it.array].source, it.in_part), it.count);
         });
       },
       [&](size_t, uint32_t chunk) {
@@ -279,7 +280,7 @@ void ShmGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
         if (rank() != root) return;
         char* own = row(root, chunk);
         layout.for_each(cursor, k * step, step, [&](const char*, const char* data, size_t offset, size_t bytes) {
-          copy(own + offset, data, bytes);
+          copies_[static_cast<size_t>(rank())](own + offset, data, bytes);
         });
       },
       [&](size_t k, uint32_t chunk) {
@@ -307,7 +308,8 @@ void ShmGroup::alltoall(const void* source, const Counts& send_bytes, void* dest
         for (int peer = 0; peer < size(); ++peer) {
           const Chunk part = chunk_of(send_bytes[peer], step, k);
           if (peer != rank())
-            copy(mailbox(rank(), peer, chunk), at(source, send_offsets[peer] + part.offset), part.count);
+            copies_[static_cast<size_t>(peer)](mailbox(rank(), peer, chunk),
+                                               at(source, send_offsets[peer] + part.offset), part.count);
         }
       },
       [&](size_t k, uint32_t chunk) {

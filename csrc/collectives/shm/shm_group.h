@@ -23,6 +23,7 @@
 #include "base/wait.h"
 #include "collectives/group.h"
 #include "collectives/piece_layout.h"
+#include "kernels/copy.h"
 #include "memory/arena.h"
 #include "memory/shm.h"
 
@@ -185,8 +186,9 @@ class ShmGroup final : public Group {
   const Tuning& tuning_;
   Watch& watch_;
   Waiter waiter_;
-  uint32_t next_chunk_ = 0;    // number of the next chunk; the same on all ranks between operations
-  uint32_t small_number_ = 0;  // small operations so far
+  std::vector<CopyForOthers> copies_;  // into the mailboxes for each rank, and into own rows
+  uint32_t next_chunk_ = 0;            // number of the next chunk; the same on all ranks between operations
+  uint32_t small_number_ = 0;          // small operations so far
 };
 
 // One allreduce of a ShmGroup: the three-stage pipeline described in shm_group.h, from the first chunk to the last.
