@@ -13,7 +13,7 @@ namespace ringtrain {
 class Boards {
  public:
   static size_t bytes(int size, size_t board_bytes) {
-    return static_cast<size_t>(size) * (sizeof(Posted) + 2 * padded(board_bytes));
+    return first_board(size) + static_cast<size_t>(size) * 2 * padded(board_bytes);
   }
   // `memory` outlives this.
   Boards(char* memory, int size, size_t board_bytes)
@@ -22,23 +22,28 @@ class Boards {
   int size() const { return size_; }
   size_t board_bytes() const { return board_bytes_; }
   // Any thread. Counts what `member` has put on its boards. Written by that member only.
-  Flag& posted(int member) { return posted_of(member).flag; }
-  const Flag& posted(int member) const { return posted_of(member).flag; }
+  Flag& posted(int member) { return reinterpret_cast<Posted*>(memory_)[member].flag; }
+  const Flag& posted(int member) const { return reinterpret_cast<const Posted*>(memory_)[member].flag; }
   // Any thread. At which count of all members `member` wants to be called, of which it does not wait here; 0 at first.
-  // Written by that member only.
-  std::atomic<uint32_t>& wanted(int member) { return posted_of(member).wanted; }
+  // Written by that member only, and seldom. All others look at it in each exchange: so it is not on the cache line of
+  // its count, which they would take away from it.
+  std::atomic<uint32_t>& wanted(int member) {
+    return reinterpret_cast<std::atomic<uint32_t>*>(memory_ + static_cast<size_t>(size_) * sizeof(Posted))[member];
+  }
   // Two boards each, used in turn. Written by that member only.
   char* board(int member, int parity) {
-    return memory_ + static_cast<size_t>(size_) * sizeof(Posted) +
-           static_cast<size_t>(2 * member + parity) * board_bytes_;
+    return memory_ + first_board(size_) + static_cast<size_t>(2 * member + parity) * board_bytes_;
   }
 
  private:
+  // Processors fetch the cache line beside one that they need, too.
   struct Posted {
-    alignas(64) Flag flag;
-    std::atomic<uint32_t> wanted;
+    alignas(128) Flag flag;
   };
-  Posted& posted_of(int member) const { return reinterpret_cast<Posted*>(memory_)[member]; }
+  static size_t first_board(int size) {
+    const auto members = static_cast<size_t>(size);
+    return members * sizeof(Posted) + padded(members * sizeof(std::atomic<uint32_t>));
+  }
   static size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
   char* memory_;

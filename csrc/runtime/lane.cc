@@ -245,9 +245,13 @@ double Lane::pause_s() {
 void Lane::drain(Watch& watch) {
   leave();
   const auto has_ended = [&]() NOT_ANALYSED {
-    const std::unique_lock busy(busy_, std::try_to_lock);
-    while (busy && !has_ended_) take_turn(kNever, now_s());
-    return has_ended_.load();
+    if (!be_busy()) return has_ended_.load();
+    const std::optional<Error> error = error_of([&]() NOT_ANALYSED {
+      while (!has_ended_) take_turn(kNever, now_s());
+    });
+    be_free();
+    if (error) throw *error;
+    return true;
   };
   Waiter().poll(has_ended, &watch);
 }

@@ -77,7 +77,7 @@ void ProcessSets::open(int id) {
     set->line = &fabric_.line();
     set->tuning = &tuning_;
     set->membership = &membership_;
-    shared_group(id);
+    group(id);
     return;
   }
   set->own_line = std::move(line);
@@ -88,7 +88,7 @@ void ProcessSets::open(int id) {
   set->membership = set->own_membership.get();
 }
 
-std::shared_ptr<Group> ProcessSets::shared_group(int id) {
+Group& ProcessSets::group(int id) {
   const std::shared_ptr<OpenSet>& set = sets_.at(id);
   if (!set->group) {
     const Placement placement = place(id);
@@ -97,7 +97,7 @@ std::shared_ptr<Group> ProcessSets::shared_group(int id) {
     set->group =
         choose_group(placement, options_, *set->tuning, fabric_.network(), tag, std::move(memory), set->line->watch);
   }
-  return {set, set->group.get()};
+  return *set->group;
 }
 
 void ProcessSets::close(int id) {

@@ -51,8 +51,8 @@ class ProcessSets {
   bool contains_this_rank(int id) const { return sets_.count(id) != 0; }
   // Of a set that this rank belongs to. All ranks of the set make the first call of group() or shared_group() together:
   // that makes the Group.
-  Group& group(int id) { return *shared_group(id); }
-  std::shared_ptr<Group> shared_group(int id);
+  Group& group(int id);
+  std::shared_ptr<Group> shared_group(int id) { return {sets_.at(id), &group(id)}; }
   // Null if it has not been made.
   const Group* made_group(int id) const {
     const auto set = sets_.find(id);

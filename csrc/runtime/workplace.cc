@@ -8,8 +8,7 @@
 namespace ringtrain {
 
 bool Workplace::begin_work() NOT_ANALYSED {
-  if (!busy_.try_lock()) return false;
-  is_busy_.store(true, std::memory_order_relaxed);
+  if (!be_busy()) return false;
   turn_.lock();
   return true;
 }
@@ -17,8 +16,7 @@ bool Workplace::begin_work() NOT_ANALYSED {
 // Where callers work they may come meanwhile. Elsewhere one thread gathers, and others find it busy.
 bool Workplace::gather_and_begin_work() NOT_ANALYSED {
   if (callers_work() && has_new()) gather();
-  if (waiting_callers_.any() || !busy_.try_lock()) return false;
-  is_busy_.store(true, std::memory_order_relaxed);
+  if (waiting_callers_.any() || !be_busy()) return false;
   if (!callers_work() && has_new()) gather();
   turn_.lock();
   return true;
@@ -26,8 +24,7 @@ bool Workplace::gather_and_begin_work() NOT_ANALYSED {
 
 void Workplace::end_work() NOT_ANALYSED {
   turn_.unlock();
-  is_busy_.store(false, std::memory_order_relaxed);
-  busy_.unlock();
+  be_free();
 }
 
 // Where it is quiet the thread on the lookout may sleep without being counted.

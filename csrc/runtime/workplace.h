@@ -18,7 +18,6 @@
 #include <atomic>
 #include <functional>
 #include <limits>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -180,8 +179,9 @@ class Workplace {
   std::optional<Error> trouble_ GUARDED_BY(turn);
   Flag* wakes_ GUARDED_BY(turn) = nullptr;  // the bell that wakes a thread for this place
 
-  std::mutex busy_;  // before the turn
-  std::atomic<bool> is_busy_{false};
+  // Before the turn: whether no thread was busy here, and this one is now.
+  bool be_busy() { return !is_busy_.exchange(true, std::memory_order_acquire); }
+  void be_free() { is_busy_.store(false, std::memory_order_release); }
 
  private:
   bool has_waited_enough(const Handle& handle, const Wait& wait) const;
@@ -196,6 +196,7 @@ class Workplace {
   std::atomic<bool> has_rung_for_new_{false};
   std::atomic<bool> is_dormant_{false};
   Waiter waiter_ GUARDED_BY(turn);
+  std::atomic<bool> is_busy_{false};
 };
 
 }  // namespace ringtrain
