@@ -28,7 +28,7 @@ constexpr size_t kMostExchanging = 33;
 constexpr double kAddedPerSecond = 4e9;    // bytes
 constexpr double kFirstWindow = 64 << 10;  // bytes
 constexpr double kHopsToDouble = 0.98;     // a window. Not at all where it has grown before: fewer steps win a tie
-constexpr double kNotOverlapped = 0.1;     // of the bytes of a halving
+constexpr double kNotOverlapped = 0.25;    // of the bytes of a halving
 constexpr double kHopOfMany = 0.6;         // hops of a message, of which several are under way
 constexpr double kChunks_s = 8e-6;         // of the chunks of a slice that follow the first one
 
