@@ -2,13 +2,15 @@
 
 init() of session.py
 
-1. loads the modules that have a part in it
+1. refuses a forked process, loads the modules that have a part in it, and refuses a second init() that differs
 2. reads the options, and takes the ranks out of the job that are to serve stores (`kv_servers`)
-3. meets the other ranks (network.py) and takes the GPU of this rank (gpus.py)
-4. starts the core, which compares the options of the ranks, and starts the flight recorder
-5. registers the process sets
-6. serves the metrics, and calls what `AT_INIT` lists
+3. meets the other ranks, with which it compares the options (network.py), and takes the GPU of this rank (gpus.py)
+4. starts the core
+5. counts, corrects Horovod's variables, records flights, and tells `ringrun status` of the job (job_file.py)
+6. registers the process sets
+7. serves the metrics, and calls what `AT_INIT` lists
 
+In an elastic job ranks may be lost meanwhile: then it leaves what there is and begins at 2 with the next generation.
 shutdown() calls what `AT_SHUTDOWN` lists, while operations still work. Then it stops the metrics, the flight recorder
 and the core, and forgets the process sets. An elastic job does all of it once in each generation of ranks.
 """
