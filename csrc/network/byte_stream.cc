@@ -62,18 +62,33 @@ ssize_t ByteStream::send(const iovec* parts, size_t count) {
   }
   size_t sent = 0;
   Rest rest(parts, count);
-  for (rest.skip(out_text_); flush();) {
-    sent += out_text_;
+  rest.skip(out_text_);
+  while (true) {
+    const bool is_flushed = flush();
+    sent += take_sent_text();
+    if (!is_flushed) return sent > 0 ? static_cast<ssize_t>(sent) : -1;
     seal_some(rest);
     if (out_text_ == 0) return static_cast<ssize_t>(sent);
   }
-  return sent > 0 ? static_cast<ssize_t>(sent) : -1;
+}
+
+// Of each record that the kernel has as a whole: the other side may answer it before it has the next one.
+size_t ByteStream::take_sent_text() {
+  const size_t before = out_text_;
+  while (out_record_ < out_end_) {
+    const size_t text = Sealing::text_bytes(out_.data() + out_record_);
+    const size_t end = out_record_ + Sealing::kHeadBytes + text + Sealing::kTagBytes;
+    if (end > out_begin_) break;
+    out_record_ = end;
+    out_text_ -= text;
+  }
+  return before - out_text_;
 }
 
 // As many records as one call of the kernel should take.
 void ByteStream::seal_some(Rest& rest) {
   out_.resize(3 * Sealing::kMostBytes);
-  out_begin_ = out_end_ = out_text_ = 0;
+  out_begin_ = out_end_ = out_record_ = 0;
   while (out_end_ + Sealing::kMostBytes <= out_.size()) {
     iovec text[kMostParts];
     size_t used = 0;

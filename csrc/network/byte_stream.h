@@ -38,6 +38,7 @@ class ByteStream {
   class Rest;
   void seal_some(Rest& rest);
   bool flush();
+  size_t take_sent_text();
   ssize_t receive_some(char* place, size_t room);
   ssize_t take_text(char* place, size_t room);
   ssize_t fail(int error);
@@ -45,7 +46,8 @@ class ByteStream {
   Descriptor socket_;
   std::unique_ptr<Sealing> sealing_;
   Bytes out_, in_, text_;  // records that go out, those that come, and the text of one that has no place yet
-  size_t out_begin_ = 0, out_end_ = 0, out_text_ = 0;  // out_text_: how many bytes their texts have
+  size_t out_begin_ = 0, out_end_ = 0;
+  size_t out_record_ = 0, out_text_ = 0;  // the first record of which send() has not told, and the bytes of their texts
   size_t in_begin_ = 0, in_end_ = 0, text_begin_ = 0, text_end_ = 0;
   uint64_t sent_bytes_ = 0, received_bytes_ = 0;
   int error_ = 0;  // why nothing more comes
