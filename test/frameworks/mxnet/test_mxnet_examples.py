@@ -59,25 +59,6 @@ def test_a_resnet_counts_its_images(store):
     assert re.search(r"scaling: [\d.]+% of 2 times", said)
 
 
-def test_a_step_is_measured():
-    small = [
-        "--image-size",
-        "32",
-        "--batch-size",
-        "2",
-        "--rounds",
-        "1",
-        "--warmup",
-        "0",
-        "--steps",
-        "1",
-        "--peers",
-        "none",
-    ]
-    said = run("-m", "measure", "mxnet", "-np", "2", *small)
-    assert "resnet18_v1: 62 gradients" in said and "gluon.Trainer, ringtrain's store" in said
-
-
 def test_the_code_of_the_first_page_runs(tmp_path):
     text = (ROOT / "docs" / "index.md").read_text()
     (code,) = re.findall(r"^ *```python\n( *import mxnet as mx\n.*?)^ *```", text, re.DOTALL | re.MULTILINE)
