@@ -1436,7 +1436,7 @@ class World {
     told_.insert(named.begin(), named.end());
   }
 
-  // The last "rank 1" or "ranks 0, 2-4" of the text.
+  // The last "rank 1", "ranks 0, 2-4" or "ranks 0, 2 and 31 more" of the text.
   static std::vector<int> ranks_in(const std::string& text) {
     const size_t begin = text.rfind("rank");
     std::vector<int> ranks;
@@ -1448,6 +1448,7 @@ class World {
       size_t used = 0;
       const int first = std::stoi(text.substr(i), &used);
       i += used;
+      if (text.compare(i, 5, " more") == 0) break;
       int last = first;
       if (i < text.size() && text[i] == '-') {
         last = std::stoi(text.substr(i + 1), &used);
