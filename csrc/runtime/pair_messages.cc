@@ -49,8 +49,8 @@ PairMessages::PairMessages(const World& world, double ask_s, Fabric& fabric, Inb
     if (world.nodes[static_cast<size_t>(rank)] == own_node) of_node.push_back(rank);
   }
   if (fabric.node()) rings_ = std::make_unique<RingLink>(*fabric.node(), of_node);
-  if (!fabric.network()) return;
-  speaks_over_network_ = !fabric.node() || fabric.node()->size() != world.size();
+  const bool is_on_one_node = rings_ && of_node.size() == all.size();
+  if (!fabric.network() || is_on_one_node) return;
   network_ =
       std::make_unique<NetworkLink>(Endpoint(*fabric.network(), std::move(all), world.rank, kMessageTag, nullptr));
 }
@@ -85,8 +85,7 @@ bool PairMessages::is_few(const Message& message) {
 // ----------------------------------------------------------------------------------------------------------- the work
 
 bool PairMessages::has_work() {
-  if (inbox_.has_new_messages() || (rings_ && rings_->is_called()) || (speaks_over_network_ && network_->is_called()))
-    return true;
+  if (inbox_.has_new_messages() || (rings_ && rings_->is_called()) || (network_ && network_->is_called())) return true;
   return std::any_of(carried_.begin(), carried_.end(),
                      [&](const MessagePtr& one) { return link_to(one->peer()).is_over(*one->values); });
 }
@@ -101,7 +100,7 @@ size_t PairMessages::work(double now) {
     hear(word);
   };
   if (rings_) rings_->listen(hear_word);
-  if (speaks_over_network_) network_->listen(hear_word);
+  if (network_) network_->listen(hear_word);
   for (size_t i = 0; i < carried_.size();) {
     const MessagePtr message = carried_[i];
     if (!link_to(message->peer()).is_over(*message->values)) {

@@ -59,7 +59,7 @@ class PairMessages final : public PendingMessages {
   void hand_over(const DirectEnds& ends) REQUIRES(turn);
 
   // Whether some have to go through a network.
-  bool is_over_network() const { return speaks_over_network_; }
+  bool is_over_network() const { return network_ != nullptr; }
   // Any thread. Whether a rank of this node has said something.
   bool is_called_on_node() const { return rings_ && rings_->is_called(); }
   // Whether nothing of this rank is under way, so that nobody waits for what others say.
@@ -207,8 +207,7 @@ class PairMessages final : public PendingMessages {
   const double ask_s_;
   Inbox& inbox_;
   std::unique_ptr<RingLink> rings_;       // null where no rank shares memory with this one
-  std::unique_ptr<NetworkLink> network_;  // null in a world of one rank
-  bool speaks_over_network_ = false;      // not all ranks share memory
+  std::unique_ptr<NetworkLink> network_;  // null where all ranks share memory
 
   std::map<Way, Sends> sends_;
   std::map<Way, FromRank> arrivals_;

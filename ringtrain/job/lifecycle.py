@@ -11,6 +11,7 @@ init() of session.py
 7. serves the metrics, and calls what `AT_INIT` lists
 
 In an elastic job ranks may be lost meanwhile: then it leaves what there is and begins at 2 with the next generation.
+
 shutdown() calls what `AT_SHUTDOWN` lists, while operations still work. Then it stops the metrics, the flight recorder
 and the core, and forgets the process sets. An elastic job does all of it once in each generation of ranks.
 """

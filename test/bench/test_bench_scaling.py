@@ -68,7 +68,7 @@ def test_the_tree_of_a_round_has_four_children(hosts, levels):
 @pytest.mark.parametrize("ranks", [2, 8, 1024])
 @pytest.mark.parametrize(("algorithm", "part"), [("ring", 1.0), ("auto", 1.0), ("halving", 1.25)])
 def test_without_latency_an_allreduce_takes_what_its_bytes_take(algorithm, part, ranks):
-    """A tenth of those of halving, which two ranks may do as a doubling, is not hidden behind the step before."""
+    """A quarter of those of halving, which two ranks may do as a doubling, is not hidden behind the step before."""
     seconds = allreduce_s(cluster(ranks), algorithm, 1000 * MEGA)
     bytes_s = 2 * (ranks - 1) / ranks * 1000
     assert bytes_s <= seconds <= max(part, 1.001) * bytes_s * 1.001

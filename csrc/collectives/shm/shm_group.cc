@@ -223,7 +223,7 @@ void ShmGroup::reduce_scatter_all(const Reduction& reduction, const std::vector<
           if (peer == rank()) continue;
           char* box = mailbox(rank(), peer, chunk);
           streams.for_next(puts[peer], peer, step, [&](const PartStreams::Stretch& it) {
-            copies_[static_cast<size_t>(peer)](box + it.offset * element, source_of(it), it.count * element);
+            copies_[peer](box + it.offset * element, source_of(it), it.count * element);
           });
         }
       },
@@ -251,7 +251,7 @@ void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
       [&](size_t, uint32_t chunk) {
         char* own = row(rank(), chunk);
         streams.for_next(put, rank(), step, [&](const PartStreams::Stretch& it) {
-          copies_[static_cast<size_t>(rank())](own + it.offset, at(arrays[it.array].source, it.in_part), it.count);
+          copies_[rank()](own + it.offset, at(arrays[it.array].source, it.in_part), it.count);
         });
       },
       [&](size_t, uint32_t chunk) {
@@ -280,7 +280,7 @@ void ShmGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
         if (rank() != root) return;
         char* own = row(root, chunk);
         layout.for_each(cursor, k * step, step, [&](const char*, const char* data, size_t offset, size_t bytes) {
-          copies_[static_cast<size_t>(rank())](own + offset, data, bytes);
+          copies_[rank()](own + offset, data, bytes);
         });
       },
       [&](size_t k, uint32_t chunk) {
@@ -308,8 +308,7 @@ void ShmGroup::alltoall(const void* source, const Counts& send_bytes, void* dest
         for (int peer = 0; peer < size(); ++peer) {
           const Chunk part = chunk_of(send_bytes[peer], step, k);
           if (peer != rank())
-            copies_[static_cast<size_t>(peer)](mailbox(rank(), peer, chunk),
-                                               at(source, send_offsets[peer] + part.offset), part.count);
+            copies_[peer](mailbox(rank(), peer, chunk), at(source, send_offsets[peer] + part.offset), part.count);
         }
       },
       [&](size_t k, uint32_t chunk) {
