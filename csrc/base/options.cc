@@ -77,8 +77,10 @@ const std::vector<Entry>& entries() {
              "Reductions between nodes go round the ring from this many kilobytes on, and by recursive doubling, or "
              "halving, below; 0 takes the fastest of these by the number of ranks, link_hop_us and link_gbit."),
       number(&Options::link_hop_us, "link_hop_us", 0.1, 1e8,
-             "Microseconds of a short message between nodes, by which algorithms are chosen. Over sockets init() takes "
-             "what it has measured, in powers of two, where a round trip takes 5 ms or more, unless this is set."),
+             "Microseconds of a short message between nodes, by which algorithms are chosen. From 1000 on, while more "
+             "operations wait, up to eight nodes agree on the next ones while the end of one is under way. Over "
+             "sockets init() takes what it has measured, in powers of two, where a round trip takes 5 ms or more, "
+             "unless this is set."),
       number(&Options::link_gbit, "link_gbit", 0.001, 1e5,
              "Gbit/s of a link between nodes, by which algorithms are chosen."),
       choice(&Options::network, "network", {"auto", "mpi", "sockets"},

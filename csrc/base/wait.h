@@ -31,6 +31,8 @@ class Watch {
 
   // Whether another thread waits for the right to work that the thread that waits here has.
   virtual bool is_wanted() const { return false; }
+  // Called again and again in a long operation from the moment when this rank has sent all that the others need of it.
+  virtual void has_sent_all() {}
   // Called around each sleep: lets other threads have that right, and takes it back.
   virtual void step_aside() {}
   virtual void step_back() {}

@@ -72,6 +72,10 @@ class Channel {
   virtual void begin_and(const Words& words) = 0;
   virtual bool finish_and(Words& words, double deadline) = 0;
   virtual bool keeps_deadlines() const { return false; }
+  // Whether the words of a rank, or of its node, go to all others in one hop, also while it does other work between the
+  // two and calls go_on() again and again, which waits for nobody.
+  virtual bool is_direct() const { return false; }
+  virtual void go_on() {}
 
   // Sets the value that travels with the words of the next begin_and only, on Channels that carry values of so many
   // bytes. It stays in its place until the next exchange.

@@ -204,15 +204,38 @@ bool NodeChannel::have_all_put() {
   return own.slot >= 0;
 }
 
+void NodeChannel::begin_and(const Words& words) {
+  own_value_ = std::exchange(next_value_, {});
+  words_ = words;
+  has_come_ = false;
+  node_->begin_and(words_);
+}
+
+// A value waits for finish_and(): all ranks of the node add theirs up together.
+void NodeChannel::go_on() {
+  if (!cross_ || has_come_ || own_value_.slot >= 0) return;
+  has_come_ = node_->finish_and(words_, kAtOnce);
+  if (has_come_) cross({});
+}
+
+void NodeChannel::cross(const Value& sum) {
+  if (!is_alone_everywhere()) cross_->put_value(sum);
+  cross_->begin_and(words_);
+}
+
 // The result, and behind it whether the sums of all nodes have come.
 bool NodeChannel::finish_and(Words& words, double) {
-  node_->finish_and(words, std::numeric_limits<double>::infinity());
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  if (!has_come_) {
+    node_->finish_and(words_, kNever);
+    const Value sum = has_node_put() ? sums_->add_on_node(own_value_) : Value();
+    if (cross_) cross(sum);
+  }
   Bytes result;
-  const Value sum = has_node_put() ? sums_->add_on_node(own_value_) : Value();
   std::vector<const void*> sums;
   if (cross_) {
-    if (!is_alone_everywhere()) cross_->put_value(sum);
-    cross_->and_bits(words);
+    cross_->finish_and(words_, kNever);
+    words.swap(words_);
     const char* begin = reinterpret_cast<const char*>(words.data());
     result.assign(begin, begin + words.size() * sizeof(uint64_t));
     if (!is_alone_everywhere() && have_all_put())

@@ -40,6 +40,7 @@ class TreeChannel final : public Channel {
 
   void begin_and(const Words&) override;
   bool finish_and(Words& words, double deadline) override;
+  bool is_direct() const override { return size() <= kMostDirect; }
   // A rank sends its value to all others, and hears theirs: among many, long ones would take longer than another round.
   static size_t most_value_bytes(size_t ranks) {
     const size_t others = ranks - 1;
@@ -62,7 +63,6 @@ class TreeChannel final : public Channel {
  private:
   static constexpr int kChildren = 4;
 
-  bool is_direct() const { return size() <= kMostDirect; }
   // In an order in which not all ranks begin with the same one.
   template <typename Visit>
   void for_each_other(Visit visit) const {
@@ -124,11 +124,10 @@ class NodeChannel final : public Channel {
   NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<TreeChannel> cross,
               const std::vector<std::vector<int>>& ranks_of_node);
 
-  void begin_and(const Words& words) override {
-    own_value_ = std::exchange(next_value_, {});
-    node_->begin_and(words);
-  }
+  void begin_and(const Words& words) override;
   bool finish_and(Words& words, double deadline) override;
+  bool is_direct() const override { return nodes_ <= TreeChannel::kMostDirect && node_->keeps_deadlines(); }
+  void go_on() override;
   // Where each node has one rank, the values of all ranks travel. Elsewhere the sums of the nodes do.
   size_t most_value_bytes() const override;
   void put_value(const Value& value) override;
@@ -145,6 +144,8 @@ class NodeChannel final : public Channel {
 
  private:
   bool is_alone_everywhere() const { return nodes_ == static_cast<size_t>(size()); }
+  // Sends the words of the node to the others, with its sum.
+  void cross(const Value& sum);
   // Whether each rank of the node has put a value for the same slot.
   bool has_node_put();
   // At the first rank of the node. Whether each node has.
@@ -154,6 +155,8 @@ class NodeChannel final : public Channel {
   const std::unique_ptr<TreeChannel> cross_;
   const size_t nodes_;
   NodeSums* sums_ = nullptr;
+  Words words_;            // of this rank, or of its node
+  bool has_come_ = false;  // those of all its ranks
   Value own_value_, next_value_, sum_of_all_;
   std::vector<int> ranks_;  // node by node
   std::vector<int> node_of_rank_;

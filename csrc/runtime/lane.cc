@@ -17,6 +17,8 @@ Coordinator::Limits limits_of(const Options& options, const Tuning& tuning) {
   return limits;
 }
 
+constexpr double kLongHop_us = 1000;
+
 bool is_deadlock(const Round& round) {
   return !round.plans.empty() && round.plans.front()->parts.front()->error == ErrorKind::deadlock;
 }
@@ -29,6 +31,7 @@ Lane::Lane(std::shared_ptr<OpenSet> set, const Shared& shared, std::unique_ptr<A
       process_set_(set_->id),
       line_(*set_->line),
       shared_(shared),
+      is_link_long_(shared.options.link_hop_us >= kLongHop_us && line_.is_over_network && line_.channel->is_direct()),
       tuning_(*set_->tuning),
       coordinator_(*line_.channel, *set_->membership, shared.blockage, limits_of(shared.options, tuning_),
                    process_set_),
@@ -139,19 +142,9 @@ double Lane::take_turn(double deadline, double now) {
   shared_.fabric.own_failure().require_none();
   if (!coordinator_.is_in_round()) {
     watch_.now_doing("the negotiation");
-    news_.blockage = process_set_ == 0 ? shared_.blockage.count() : 0;
-    if (Blockage::is_odd(news_.blockage)) shared_.mail.go_on(now);  // what has come may be what this rank waits for
-    news_.is_leaving = may_leave();
-    news_.now = now;
-    shared_.inbox.take_new(arrivals_, news_.fresh, now);
-    if (!taken_in_.empty()) {
-      news_.fresh.insert(news_.fresh.begin(), taken_in_.begin(), taken_in_.end());
-      taken_in_.clear();
-    }
-    if (has_answer_) news_.whereabouts = take_answer();
-    rings_before_round_ = bell_.value.load(std::memory_order_acquire);
-    coordinator_.begin_round(news_);
-    news_.whereabouts.clear();
+    const uint64_t blockage = process_set_ == 0 ? shared_.blockage.count() : 0;
+    if (Blockage::is_odd(blockage)) shared_.mail.go_on(now);  // what has come may be what this rank waits for
+    begin_round(blockage, now);
   }
   Round* const round = coordinator_.finish_round(deadline);
   now = now_s();
@@ -172,16 +165,37 @@ double Lane::take_turn(double deadline, double now) {
   enqueue(*round, now);
   // Values are valid until the next round, so only a plan that is carried out at once takes them.
   if (backlog_.size() != 1) round->values.clear();
-  if (!backlog_.empty()) now = run_agreed(backlog_.take(), round->values, now);
   if (round->closes_lanes) shared_.owner.end_lanes();
   if (!round->left.empty()) {
     carry_out_rest();
     has_ended_ = true;
     shared_.owner.has_ended(*this, round->left);
+  } else if (!backlog_.empty()) {
+    now = run_between_rounds(backlog_.take(), round->values, now);
   }
   waiting_callers_.call_done();
   quiet_since_s_ = now;
   return now;
+}
+
+void Lane::begin_round(uint64_t blockage, double now) {
+  news_.blockage = blockage;
+  news_.is_leaving = may_leave();
+  news_.now = now;
+  shared_.inbox.take_new(arrivals_, news_.fresh, now);
+  if (!taken_in_.empty()) {
+    news_.fresh.insert(news_.fresh.begin(), taken_in_.begin(), taken_in_.end());
+    taken_in_.clear();
+  }
+  if (has_answer_) news_.whereabouts = take_answer();
+  rings_before_round_ = bell_.value.load(std::memory_order_acquire);
+  coordinator_.begin_round(news_);
+  news_.whereabouts.clear();
+}
+
+void Lane::begin_next_round() {
+  if (!coordinator_.is_in_round()) begin_round(0, now_s());
+  line_.channel->go_on();
 }
 
 // An error waits for no turn and for no other rank. It does not concern later submissions of the same name.
@@ -198,6 +212,11 @@ double Lane::run_agreed(const Backlog::Agreed& agreed, const Round::Values& valu
   const double end = run(*agreed.plan, agreed.since_s, now, values);
   if (autotune_) observe(*agreed.plan, end - now);
   return end;
+}
+
+double Lane::run_between_rounds(const Backlog::Agreed& agreed, const Round::Values& values, double now) {
+  const PeerWatch::Meanwhile meanwhile(watch_, is_link_long_ && !backlog_.empty() ? &next_round_ : nullptr);
+  return run_agreed(agreed, values, now);
 }
 
 double Lane::run(const Plan& plan, double agreed_s, double now, const Round::Values& values) {

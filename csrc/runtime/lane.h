@@ -4,6 +4,10 @@
 // The work of a lane goes on in rounds: take what is new, negotiate with the other ranks, carry out the most urgent
 // plan. See workplace.h for the threads that do it.
 //
+// Over a long link, while more plans wait, the words of the next round travel behind the last messages of a plan, so
+// they have come when it has ended. Where no plan waits that would be a loss: what is submitted after these words would
+// get a plan of its own, which takes more hops than the one that is saved.
+//
 // A lane ends when one of its ranks leaves, and all of its ranks learn that in one round. All that is
 // pending by then goes on in the lane of the world, where nothing is lost or done twice. So a lane may end at any time.
 // It does
@@ -122,10 +126,16 @@ class Lane final : public Workplace {
   // Whether another rank calls, or none can any more, which the next turn throws.
   bool is_called() REQUIRES(turn);
   bool may_leave() REQUIRES(turn);
+  // With what is new. `blockage`: as Coordinator::News.
+  void begin_round(uint64_t blockage, double now) REQUIRES(turn);
+  // Called again and again at the end of a plan.
+  void begin_next_round() REQUIRES(turn);
   // The clock is read when a round begins, when it is agreed and when a plan has ended: `now` is the last time.
   void enqueue(const Round& round, double now) REQUIRES(turn);
   // `values`: as for Executor::run. When it ended.
   double run_agreed(const Backlog::Agreed& agreed, const Round::Values& values, double now) REQUIRES(turn);
+  // The same where another round comes, which begins meanwhile if more plans wait and the link is long.
+  double run_between_rounds(const Backlog::Agreed& agreed, const Round::Values& values, double now) REQUIRES(turn);
   double run(const Plan& plan, double agreed_s, double now, const Round::Values& values) REQUIRES(turn);
   void observe(const Plan& plan, double seconds) REQUIRES(turn);
   std::string take_answer();
@@ -134,6 +144,11 @@ class Lane final : public Workplace {
   const int process_set_;
   Line& line_;
   const Shared shared_;
+  const bool is_link_long_;
+  const std::function<void()> next_round_ = [this] {
+    turn.assert_held();
+    begin_next_round();
+  };
 
   // Any thread.
   Arrivals arrivals_;

@@ -47,6 +47,7 @@ class PeerWatch final : public Watch {
   PeerWatch for_another_thread() const {
     PeerWatch watch = *this;
     watch.set_interrupt(nullptr);
+    watch.on_sent_all_ = nullptr;
     watch.set_deadline(std::numeric_limits<double>::infinity());
     return watch;
   }
@@ -70,6 +71,17 @@ class PeerWatch final : public Watch {
   void set_deadline(double deadline_s) { deadline_s_ = deadline_s; }
   // Called when the thread that waits has let go of the turn.
   void set_on_aside(std::function<void()> on_aside) { on_aside_ = std::move(on_aside); }
+  // While one lives, has_sent_all() calls `work`; null for nothing.
+  class Meanwhile {
+   public:
+    Meanwhile(PeerWatch& watch, const std::function<void()>* work) : watch_(watch) { watch_.on_sent_all_ = work; }
+    ~Meanwhile() { watch_.on_sent_all_ = nullptr; }
+    Meanwhile(const Meanwhile&) = delete;
+    Meanwhile& operator=(const Meanwhile&) = delete;
+
+   private:
+    PeerWatch& watch_;
+  };
   // Asked now and then while a caller's own thread waits: whether it was interrupted. Null for the engine's thread.
   void set_interrupt(const std::function<bool()>* is_interrupted) {
     is_interrupted_ = is_interrupted;
@@ -84,6 +96,9 @@ class PeerWatch final : public Watch {
   void check(double waited_s) override;
   double interval_s(double waited_s) const override;
   bool is_wanted() const override { return turn_.is_wanted(); }
+  void has_sent_all() override {
+    if (on_sent_all_) (*on_sent_all_)();
+  }
   void step_aside() override NOT_ANALYSED {
     turn_.unlock();
     if (on_aside_) on_aside_();
@@ -104,6 +119,7 @@ class PeerWatch final : public Watch {
   Limits limits_;
   TurnMutex& turn_;
   std::function<void()> on_aside_;
+  const std::function<void()>* on_sent_all_ = nullptr;
   std::vector<Source> sources_;
   std::string doing_ = "ringtrain's start";
   std::function<std::string()> pending_ = [] { return "nothing is pending here"; };

@@ -130,6 +130,12 @@ NEGOTIATION: dict[str, Patch | tuple[Patch, ...]] = {
         "if (member != node_->rank() && node_->value_of(member).slot != own_value_.slot) return false;",
         "if (member == 0 && node_->rank() != 0 && node_->value_of(0).slot != own_value_.slot) return false;",
     ),
+    "a leader goes on during a plan without the words of some of its node": Patch(
+        _CHANNEL, "has_come_ = node_->finish_and(words_, kAtOnce);", "has_come_ = true;"
+    ),
+    "a leader goes on with the words of the round before": Patch(
+        _CHANNEL, "  has_come_ = false;\n  node_->begin_and(words_);", "  node_->begin_and(words_);"
+    ),
     "a lane that ends forgets what other ranks know of": Patch(
         _COORDINATOR, "for (auto& [key, one] : announced_) pending.push_back(std::move(one));", ""
     ),

@@ -33,6 +33,7 @@ int Flow::step() {
   }
   while (finish_send()) {
   }
+  if (sent_ == count_ && arrived_ < count_ && messages_.is_long()) peers_.watch().has_sent_all();
   return static_cast<int>(arrived_ + sent_ - before);
 }
 

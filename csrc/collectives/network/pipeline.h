@@ -45,6 +45,8 @@ class Messages {
   // Whether message i may go out when so many have arrived, and may come in when so many have been sent.
   virtual bool may_send(size_t, size_t /*arrived*/) const { return true; }
   virtual bool may_receive(size_t, size_t /*sent*/) const { return true; }
+  // Whether the Watch is told when all have been sent.
+  virtual bool is_long() const { return false; }
 };
 
 // A stream of messages out and another in, several of each under way all the time. Messages under way when it is
@@ -140,6 +142,7 @@ class Pipeline : public Messages {
   size_t steps() const { return last_step_ + 1 - first_step_; }
 
   size_t count() const final { return step_of_.size(); }
+  bool is_long() const final { return true; }
   bool may_send(size_t i, size_t arrived) const final {
     const Position it = position_of(i);
     return it.block < released_ && (it.step == first_step_ || needs_arrived(it) < arrived);

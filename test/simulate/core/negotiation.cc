@@ -2,8 +2,9 @@
 // training script, while messages are slow, ranks are stopped or killed, leave early, or submit what does not fit.
 //
 // A rank is two fibres: `script` submits operations and waits for them, `engine` does what Engine::take_turn does.
-// Moving tensors is only a meeting of the ranks of the process set. A death is seen by the ranks with connections to
-// the dead one, or on its node. They tell it by the real Alarm, and all that hear of it leave soon.
+// Moving tensors is only a meeting of the ranks of the process set, in which some begin the next round. A death is seen
+// by the ranks with connections to the dead one, or on its node. They tell it by the real Alarm, and all that hear of
+// it leave soon.
 //
 // One seed in kSeedsOfLarge has 65 to 300 ranks, and a third of them may be stopped while one dies.
 //
@@ -99,6 +100,7 @@ struct Draw {
   int nodes = 1;               // more than 1: a NodeChannel
   bool shares_memory = false;  // on each node, else a TreeChannel over messages
   double delay_least = 0, delay_most = 0;
+  bool is_link_long = false;  // the words of the next round may travel during a plan
   Coordinator::Limits limits;
   std::vector<std::vector<Step>> scripts;  // by rank
   std::vector<double> clock_offsets;
@@ -151,6 +153,7 @@ class Drawing {
     // A rank that has come to its end leaves, and ends the job for those that go on without it.
     for (auto& script : draw_.scripts) script.emplace_back().requests = {request_of(OpKind::barrier, "last", {}, 0)};
     draw_faults();
+    draw_.is_link_long = random_.chance(0.4);
     return std::move(draw_);
   }
 
@@ -816,6 +819,7 @@ class World {
     uint64_t rounds = 0;      // finished
     uint64_t plans = 0, errors = 0;
     bool is_leaving = false, has_ended = false;
+    bool is_between_rounds = false;  // carries out a plan after which another round comes
   };
   struct Rank {
     Rank(int rank, int ranks) : rank(rank), membership(ranks) {}
@@ -1119,23 +1123,7 @@ class World {
   // As Lane::take_turn().
   void take_turn(Rank& self, Lane& lane) {
     Coordinator& coordinator = lane.coordinator;
-    if (!coordinator.is_in_round()) {
-      if (telling_.trace) trace("begins round " + std::to_string(lane.rounds + 1));
-      Coordinator::News news = {lane.set == 0 ? self.blockage.count() : 0, std::exchange(lane.taken_in, {}),
-                                lane.is_leaving};
-      for (const Fresh& fresh : news.fresh) note_taken_in(*self.in_flight.at(key_of(fresh.request->operation)), lane);
-      for (const OwnPtr& own : lane.inbox) {
-        note_taken_in(*own, lane);
-        const bool may_travel = own->request->operation.kind == OpKind::allreduce &&
-                                own->request->operation.bytes() <= kMostValueBytes &&
-                                own->request->operation.bytes() >= sizeof(own->token);
-        news.fresh.push_back({own->request, may_travel ? &values_[own->token].front() : nullptr});
-        if (may_travel) std::memcpy(values_[own->token].data(), &own->token, sizeof(own->token));
-      }
-      lane.inbox.clear();
-      news.whereabouts = std::exchange(lane.whereabouts, {});
-      coordinator.begin_round(news);
-    }
+    if (!coordinator.is_in_round()) begin_round(self, lane, lane.set == 0 ? self.blockage.count() : 0);
     const bool keeps_deadline = lane.channel->keeps_deadlines() && random_.chance(0.3);
     Round* const round = coordinator.finish_round(keeps_deadline ? now_s() + 0.2 : kNever);
     if (!round) return;
@@ -1143,9 +1131,29 @@ class World {
     if (!round->question.empty()) answer_soon(self, lane);
     enqueue(self, lane, *round);
     if (lane.backlog.size() != 1) round->values.clear();
-    if (!lane.backlog.empty()) run_plan(self, lane, *lane.backlog.take().plan, round->values);
     if (round->closes_lanes) drain_lanes(self);
-    if (!round->left.empty()) end(self, lane, round->left);
+    if (!round->left.empty()) return end(self, lane, round->left);
+    if (lane.backlog.empty()) return;
+    lane.is_between_rounds = true;
+    run_plan(self, lane, *lane.backlog.take().plan, round->values);
+    lane.is_between_rounds = false;
+  }
+
+  void begin_round(Rank& self, Lane& lane, uint64_t blockage) {
+    if (telling_.trace) trace("begins round " + std::to_string(lane.rounds + 1));
+    Coordinator::News news = {blockage, std::exchange(lane.taken_in, {}), lane.is_leaving};
+    for (const Fresh& fresh : news.fresh) note_taken_in(*self.in_flight.at(key_of(fresh.request->operation)), lane);
+    for (const OwnPtr& own : lane.inbox) {
+      note_taken_in(*own, lane);
+      const bool may_travel = own->request->operation.kind == OpKind::allreduce &&
+                              own->request->operation.bytes() <= kMostValueBytes &&
+                              own->request->operation.bytes() >= sizeof(own->token);
+      news.fresh.push_back({own->request, may_travel ? &values_[own->token].front() : nullptr});
+      if (may_travel) std::memcpy(values_[own->token].data(), &own->token, sizeof(own->token));
+    }
+    lane.inbox.clear();
+    news.whereabouts = std::exchange(lane.whereabouts, {});
+    lane.coordinator.begin_round(news);
   }
 
   void note_taken_in(Own& own, const Lane& lane) {
@@ -1198,7 +1206,7 @@ class World {
       for (const AgreementPtr& part : plan.parts) fail(self, lane, *part, is_first);
       return;
     }
-    if (takes_part(self, first)) meet(self, first.operation.process_set, values);
+    if (takes_part(self, first)) meet(self, lane, first.operation.process_set, values);
     for (const AgreementPtr& part : plan.parts) finish(self, lane, *part, values);
   }
 
@@ -1209,13 +1217,22 @@ class World {
   }
 
   // The ranks of a set carry out its plans together. Values that came beside the bits need no meeting.
-  void meet(Rank& self, int process_set, const Round::Values& values) {
+  void meet(Rank& self, Lane& lane, int process_set, const Round::Values& values) {
     if (!values.data.empty()) return;
     const size_t members = self.membership.ranks(process_set).size();
     const uint64_t mine = ++met_[{process_set, self.rank}];
     size_t& come = come_to_[{process_set, mine}];
     ++come;
-    fibres_.wait([&, members] { return come == members || ether_.has_news(self.rank); });
+    const auto is_over = [&, members] { return come == members || ether_.has_news(self.rank); };
+    const bool begins_next =
+        draw_.is_link_long && process_set == lane.set && lane.is_between_rounds && lane.channel->is_direct();
+    for (double pause = random_.real(0, draw_.delay_most); begins_next && !is_over(); pause *= 2) {
+      fibres_.wait(is_over, fibres_.now() + pause);
+      if (is_over()) break;
+      if (!lane.coordinator.is_in_round()) begin_round(self, lane, 0);
+      lane.channel->go_on();
+    }
+    fibres_.wait(is_over);
     ether_.listen(self.rank);
   }
 
