@@ -103,6 +103,7 @@ class Chooser {
   // Whether the values of the ranks are added up in the order of the ranks, as an option wants.
   bool adds_by_ranks(const Reduction& reduction) const;
   Way for_allgather(size_t bytes) const;
+  double hop_s() const { return setup_.link.hop_s; }
   // Whether parts that no rank adds up may go to all others at once.
   bool may_exchange() const { return long_way(true) == Way::exchange; }
   // Whether short arrays that only move take few steps: a ring that an option asks for is taken for all sizes.
