@@ -1,7 +1,8 @@
 """All that the backend replaces of PyTorch itself: one module each, which says why.
 
 A patch that the user leaves out by RINGTRAIN_TORCH_WITHOUT=name,name, or that is for other versions of PyTorch, leaves
-PyTorch as it was.
+PyTorch as it was. Before the backend is loaded, offer_torch_backend() (ringtrain/runner/installed.py) has registered
+it, and under RINGTRAIN_AS_GLOO a class that stands for that of gloo until there is one.
 """
 
 from __future__ import annotations
