@@ -216,7 +216,9 @@ double Lane::run_agreed(const Backlog::Agreed& agreed, const Round::Values& valu
 
 double Lane::run_between_rounds(const Backlog::Agreed& agreed, const Round::Values& values, double now) {
   const PeerWatch::Meanwhile meanwhile(watch_, is_link_long_ && !backlog_.empty() ? &next_round_ : nullptr);
-  return run_agreed(agreed, values, now);
+  const double end = run_agreed(agreed, values, now);
+  if (coordinator_.is_in_round()) watch_.now_doing("the negotiation");
+  return end;
 }
 
 double Lane::run(const Plan& plan, double agreed_s, double now, const Round::Values& values) {
