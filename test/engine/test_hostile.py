@@ -10,6 +10,8 @@ import time
 import pytest
 from harness.compiling import CORE, SANITIZED, program
 
+pytestmark = pytest.mark.slow  # a minute goes to the compiler
+
 _OWN = CORE.parent / "test" / "engine" / "hostile"
 _WIRE = CORE.parent / "test" / "engine" / "simulation"
 _FLAGS = [*SANITIZED["address"], f"-I{CORE}", f"-I{_WIRE}", f"-I{_OWN}"]
@@ -55,7 +57,6 @@ def test_a_rank_whose_descriptors_have_run_out_is_dialled_again():
     run("full-rank")
 
 
-@pytest.mark.slow
 def test_a_rank_that_stops_in_the_middle_of_a_handshake_dials_again():
     run("late-proof")
 
@@ -71,7 +72,6 @@ def test_frames_that_nobody_expects_end_in_an_error_at_most():
     run("frames", 3, 1)
 
 
-@pytest.mark.slow
 def test_frames_that_nobody_expects_end_in_an_error_at_most_for_20_seconds():
     run("frames", 20, time.time_ns() % 10**9, within_s=200)
 
@@ -80,7 +80,6 @@ def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_name
     run("negotiation", 5000, 1)
 
 
-@pytest.mark.slow
 def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank_for_20_seconds():
     end_s = time.monotonic() + 20
     while time.monotonic() < end_s:

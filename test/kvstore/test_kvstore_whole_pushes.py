@@ -15,6 +15,8 @@ from harness.exact import require_equal
 from harness.store_parts import Actor, Part
 from store_wire import CAPACITY, Server, Worker, part_spec, rule, served
 
+pytestmark = pytest.mark.slow
+
 CHUNK, CHUNKS = 16_384, 3
 COUNT = CHUNK * CHUNKS
 VALUES = np.full(COUNT, 3, np.float32)
