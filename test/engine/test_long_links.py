@@ -72,3 +72,13 @@ def test_a_group_across_hosts_and_the_world_go_on_at_the_same_time():
         require_equal(hvd.synchronize(of_all), np.full(LONG_ELEMENTS, 6, np.int64))
     hvd.barrier()
     hvd.remove_process_set(pair)
+
+
+@pytest.mark.ranks(4, hosts=(1, 3), env=LONG)
+@pytest.mark.ranks(4, hosts=(2, 2), env={"RINGTRAIN_LINK_HOP_US": "30000"})
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32], ids=lambda dtype: dtype.__name__)
+def test_long_arrays_are_exact_in_few_blocks(dtype):
+    for elements in (LONG_ELEMENTS, 5 * LONG_ELEMENTS + 7):
+        values = (np.arange(elements) % 100 + hvd.rank()).astype(dtype)
+        expected = 4 * (np.arange(elements) % 100) + sum(range(4))
+        require_equal(hvd.allreduce(values, op=hvd.Sum), expected.astype(dtype))

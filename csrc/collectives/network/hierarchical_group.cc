@@ -24,7 +24,7 @@ size_t overlap_from_bytes(DType dtype, int columns) {
 
 Reduction unscaled(const Reduction& reduction, DType dtype) { return {dtype, reduction.reduce, 1.0}; }
 
-// Each block behind the first takes a hop, and all but one of n hide the time of shared memory but for an n-th of it.
+// Each block behind the first costs a hop, and of the time of shared memory n blocks hide all but an n-th.
 double best_blocks(double bytes, double hop_s) {
   constexpr double kSharedPerSecond = 4e8;  // bytes, at least
   return std::max(1.0, std::sqrt(bytes / kSharedPerSecond / hop_s));
@@ -33,12 +33,14 @@ double best_blocks(double bytes, double hop_s) {
 // Long enough for the messages of the ring to be long; short enough for all stages to be at work most of the time.
 size_t block_elements(const HierarchicalGroup::Parts& parts, size_t total, size_t element, Way way) {
   constexpr size_t kLine = 64, kMostBytes = 256 << 10, kManyBlocks = 16, kFewSlices = 4;
+  constexpr size_t kLongestBytes = 64 << 20;  // 16-bit floats have memory for a block of sums
   const size_t columns = static_cast<size_t>(parts.columns);
   const auto best = static_cast<size_t>(best_blocks(static_cast<double>(total * element), parts.chooser.hop_s()));
   // In halving a message has a part of a block that does not depend on the number of nodes.
   const size_t nodes = way == Way::halving ? kFewSlices : parts.ranks.size();
   const size_t fewest = columns * kFewestBytes / element, most = columns * nodes * kMostBytes / element;
-  const size_t usual = best < kManyBlocks ? total / best : std::min(total / kManyBlocks, most);
+  const size_t usual =
+      best < kManyBlocks ? std::min(total / best, kLongestBytes / element) : std::min(total / kManyBlocks, most);
   return (std::max(usual, fewest) + kLine - 1) / kLine * kLine;
 }
 
