@@ -78,13 +78,13 @@ class SocketNetwork final : public Network, Connector::Owner {
     for (size_t i = 0; i < peers_.size(); ++i) peers_[i].rank = static_cast<int>(i);
   }
 
-  // Waits until what it has sent is confirmed, as long as connections are made again if the network is down, says that
-  // it leaves, and takes what has come: the kernel would tell the other side that this was lost, which then might lose
-  // what it has not read yet.
+  // Waits until what it has sent is confirmed, as long as connections are made again if the network is down and the job
+  // has not failed. Then it says that it leaves, and takes what has come: the kernel would tell the other side that
+  // this was lost, which then might lose what it has not read yet.
   ~SocketNetwork() override {
     try {
       ask_for_receipts();
-      const double end_s = now_s() + longest_healing_s();
+      const double end_s = now_s() + (has_failed_ ? 0 : longest_healing_s());
       for (uint64_t before = ~uint64_t{0}; before != sent_bytes() || (is_cut_off() && now_s() < end_s);) {
         before = sent_bytes();
         if (Waiter::comes_true([&] { return is_all_confirmed(); }, kByeWithin_s)) break;
@@ -169,6 +169,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   bool would_see_end_at(int rank) const override { return is_connected_to(rank); }
 
   bool prefers_long_messages() const override { return true; }
+  void has_failed() override { has_failed_ = true; }
   int descriptor() const override { return poller_.descriptor(); }
 
  private:
@@ -717,6 +718,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   std::vector<std::shared_ptr<OutgoingFrame>> unconfirmed_;  // that somebody waits for
   double next_glance_s_ = 0;
   const Peer* first_lost_ = nullptr;
+  bool has_failed_ = false;
   std::exception_ptr why_broken_;
   Connector connector_;
 };

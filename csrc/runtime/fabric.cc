@@ -203,6 +203,7 @@ bool Fabric::will_ring_on_arrival() {
 void Fabric::say_last_words(ErrorKind kind, const std::string& message) {
   if (node_) node_->say_last_words(kind, message);
   if (alarm_) alarm_->raise(kind, message);
+  if (network_) network_->has_failed();
 }
 
 void Fabric::make_node(Channel& bootstrap) {
