@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtrain.errors import RingtrainError, list_of_ranks
-from ringtrain.job import launched_by, libmpi, network as job_network, sockets
+from ringtrain.job import launched_by, libmpi, mpi as job_mpi, network as job_network, sockets
 from ringtrain.job.host import cgroup_quota
 from ringtrain.job.rendezvous.server import meet
 from ringtrain.job.world import Exchange, node_name
@@ -225,10 +225,7 @@ def topology_of_mpi(driver: Data) -> Data:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    leader = node.bcast(world.rank)
-    node.Free()
-    return topology(world.allgather, world.rank, leader, driver)
+    return topology(job_mpi.exchange_over(world), world.rank, job_mpi.leader_of_node(world), driver)
 
 
 def topology_of_sockets(launch: launched_by.Launch, driver: Data) -> Data:

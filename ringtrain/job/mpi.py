@@ -8,11 +8,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import io
 import os
+import pickle
+import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import ringtrain._core as _core
@@ -21,7 +25,7 @@ from ringtrain.job import launched_by, libmpi, sockets
 from ringtrain.job.launched_by import Launch, SlurmStep
 from ringtrain.job.libmpi import loaded_library
 from ringtrain.job.rendezvous import server
-from ringtrain.job.world import Library, World, introduce, single_world
+from ringtrain.job.world import Exchange, Library, World, introduce, single_world
 
 # --- the ranks come together in init(), within a time: most calls of MPI for it block and take no deadline ------------
 
@@ -80,9 +84,9 @@ def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Call
         if error.Get_error_class() not in libmpi.ulfm_error_classes(MPI):
             call.take_messages()
             raise
-        lost = PeerLostError(f"{_failed_text(comm)} died while the others were in init(): {error}")
-        call.tell_all(lost)
-        raise lost from None
+        raise call.told_of_death(_failed(comm), error) from None
+    except _Incomplete as error:
+        raise call.told_of_death(call.await_failed(), error) from None
     finally:
         if not working.has_ended(0):
             _revoke(MPI, communicators, working)
@@ -143,8 +147,24 @@ class InitBarrier:
             if rank != self._rank and self._has_come(rank, _VERDICT_TAG):
                 raise self._comm.recv(source=rank, tag=_VERDICT_TAG)
 
-    def tell_all(self, error: RingtrainError) -> None:
-        self._tell([rank for rank in self._numbers if rank != self._rank], error)
+    def await_failed(self) -> list[int]:
+        """Returns the ranks of the communicator that have died, which MPI may not know for a moment.
+
+        Raises as `hear_verdict`.
+        """
+        deadline = time.monotonic() + _MOMENT_S
+        while not (failed := _failed(self._comm)) and time.monotonic() < deadline:
+            self.hear_verdict()
+            time.sleep(_PAUSE_S)
+        return failed
+
+    def told_of_death(self, ranks: Sequence[int], why: Exception) -> PeerLostError:
+        """Returns what all others have been told: these ranks of the communicator have died."""
+        numbers = sorted(self._numbers[rank] for rank in ranks if rank in self._numbers)
+        who = list_of_ranks(numbers) if numbers else "a rank"
+        lost = PeerLostError(f"{who} died while the others were in init(): {why}")
+        self._tell([rank for rank in self._numbers if rank != self._rank], lost)
+        return lost
 
     def warn_of_missing(self, timeout_s: float) -> None:
         """On the first rank, if some have not come."""
@@ -218,13 +238,63 @@ class _Working(Generic[T]):
         return self._results[0]
 
 
-def _failed_text(comm: Any) -> str:
-    """Returns the ranks that have died, in the numbers of `comm`, where MPI tells it."""
+def _failed(comm: Any) -> list[int]:
+    """Returns the ranks of `comm` that have died, where MPI tells it."""
     try:
-        ranks = comm.Get_failed().Translate_ranks(group=comm.Get_group())
+        return list(comm.Get_failed().Translate_ranks(group=comm.Get_group()))
     except Exception:
-        ranks = []
-    return list_of_ranks(ranks) if ranks else "a rank"
+        return []
+
+
+# --- what ranks tell each other over MPI ------------------------------------------------------------------------------
+
+
+class _Incomplete(Exception):
+    """A collective has ended well without all that the ranks had to say."""
+
+
+# How long a part is, its checksum, and the checksum of these.
+_HEAD = struct.Struct("<QII")
+_LENGTH_AND_CHECKSUM = struct.Struct("<QI")
+
+
+def exchange_over(comm: Any) -> Exchange:
+    """Returns comm.allgather, which raises `_Incomplete` where mpi4py would read what nobody has sent.
+
+    Open MPI may end a collective well though a rank has died in it. The part of that rank is then whatever was in the
+    memory, which mpi4py takes for a length of terabytes.
+    """
+
+    def exchange(value: Any) -> list[Any]:
+        part = pickle.dumps(value)
+        checked = _LENGTH_AND_CHECKSUM.pack(len(part), zlib.crc32(part))
+        heads = bytearray(comm.Get_size() * _HEAD.size)
+        comm.Allgather(checked + struct.pack("<I", zlib.crc32(checked)), heads)
+        lengths, checksums, _ = zip(*_HEAD.iter_unpack(heads), strict=True)
+        _require_all(zlib.crc32(_LENGTH_AND_CHECKSUM.pack(*head)) == check for *head, check in _HEAD.iter_unpack(heads))
+        received = bytearray(sum(lengths))
+        comm.Allgatherv(part, [received, list(lengths)])
+        reader = io.BytesIO(received)
+        parts = [reader.read(length) for length in lengths]
+        _require_all(zlib.crc32(part) == checksum for part, checksum in zip(parts, checksums, strict=True))
+        return [pickle.loads(part) for part in parts]
+
+    return exchange
+
+
+def _require_all(have_come: Iterable[bool]) -> None:
+    if not all(have_come):
+        raise _Incomplete("MPI has not delivered all that the ranks said")
+
+
+def leader_of_node(comm: Any) -> int:
+    """Returns the lowest rank of `comm` on this rank's node. Raises as `exchange_over`."""
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.Get_rank())
+    leader: int = exchange_over(node)(comm.Get_rank())[0]
+    node.Free()
+    return leader
 
 
 # --- what `srun --mpi` has prepared for a rank ------------------------------------------------------------------------
@@ -329,11 +399,12 @@ def connect(
         )
 
     def work(own: Any) -> tuple[World, dict[str, str]]:
+        exchange = exchange_over(own)
         if over_sockets:
-            world, tuned = sockets.connect_over(own.allgather, own.Get_rank(), settings, read_tuned)
+            world, tuned = sockets.connect_over(exchange, own.Get_rank(), settings, read_tuned)
         else:
-            node = str(_leader_of_node(own))
-            world, tuned, _ = introduce(own.allgather, own.Get_rank(), node, settings, read_tuned)
+            node = str(leader_of_node(own))
+            world, tuned, _ = introduce(exchange, own.Get_rank(), node, settings, read_tuned)
             world = world._replace(network=_describe(MPI, own))
         return world._replace(communicator=own), tuned
 
@@ -346,11 +417,7 @@ def tell_all(value: Any, settings: dict[str, str]) -> list[Any]:
     MPI = _import_mpi(timeout_s)
     everybody = range(MPI.COMM_WORLD.Get_size())
 
-    def work(own: Any) -> list[Any]:
-        said: list[Any] = own.allgather(value)
-        return said
-
-    return meet(MPI, MPI.COMM_WORLD, everybody, timeout_s, work)
+    return meet(MPI, MPI.COMM_WORLD, everybody, timeout_s, lambda own: exchange_over(own)(value))
 
 
 def _import_mpi(timeout_s: float) -> Any:
@@ -456,16 +523,6 @@ def _ranks_of(comm: Any, size: int) -> Sequence[int]:
     if len(set(comm)) != len(comm) or not all(0 <= rank < size for rank in comm):
         raise ValueError(f"init(comm={list(comm)}): ranks must be different and between 0 and {size - 1}")
     return comm
-
-
-def _leader_of_node(own: Any) -> int:
-    """The lowest rank on this rank's node."""
-    from mpi4py import MPI
-
-    node = own.Split_type(MPI.COMM_TYPE_SHARED, key=own.Get_rank())
-    leader = int(node.bcast(own.Get_rank()))
-    node.Free()
-    return leader
 
 
 def _describe(MPI: Any, own: Any) -> Library:

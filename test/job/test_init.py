@@ -1,5 +1,6 @@
 """Joining and leaving the job."""
 
+import functools
 import os
 import re
 import subprocess
@@ -238,3 +239,29 @@ def test_a_rank_that_learns_of_a_death_in_init_tells_the_others():
     with pytest.raises(hvd.PeerLostError, match="died while the others were in init"):
         hvd.init()
     assert time.monotonic() - began < 5
+
+
+class Forgetful:
+    """A communicator one of whose collectives delivers nothing of rank 1, and ends well."""
+
+    def __init__(self, comm, method):
+        self._comm, self._method = comm, method
+
+    def __getattr__(self, name):
+        function = getattr(self._comm, name)
+        return functools.partial(self._call, function) if name == self._method else function
+
+    def _call(self, function, own, received):
+        function(own, received)
+        buffer = received if isinstance(received, bytearray) else received[0]
+        begin = len(buffer) // self._comm.Get_size()
+        buffer[begin : begin + 8] = b"\x7f" * 8
+
+
+@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.parametrize("method", ["Allgather", "Allgatherv"])
+def test_what_mpi_has_not_delivered_of_a_rank_is_not_read(method):
+    own_communicator = mpi._own_communicator
+    mpi._own_communicator = lambda *arguments: Forgetful(own_communicator(*arguments), method)
+    with pytest.raises(hvd.PeerLostError, match=r"a rank died .* in init\(\): MPI has not delivered all"):
+        hvd.init()
