@@ -337,12 +337,15 @@ def test_a_host_may_be_lost_with_all_its_ranks_and_another_may_come(tmp_path, cl
 
 def test_a_host_whose_link_is_silent_is_left_behind(tmp_path, clean):
     program = training(tmp_path, 200)
-    with hosts_or_skip(2) as hosts, elastic_job(program, tmp_path, 4, hosts=hosts) as job:
+    with (
+        hosts_or_skip(2) as hosts,
+        elastic_job(program, tmp_path, 4, hosts=hosts, RINGTRAIN_PEER_TIMEOUT_S="60") as job,
+    ):
         job.processes[0].wait_for("step 20 ")
         struck = time.monotonic()
         hosts.run_on(1, "ip", "link", "set", "eth0", "down")
         assert job.formed(2).size == 2
-        require_within(6, struck)  # and not after the 10 s of peer_timeout_s
+        require_within(6, struck)  # and not after peer_timeout_s, however busy the machine is
         assert all("its host has not answered for 1 s" in one.text for one in job.of(Left)), job.events
         for process in job.processes[::2]:
             assert "well 200" in process.ends()

@@ -260,7 +260,7 @@ class Forgetful:
 
 @pytest.mark.ranks(2, isolated=True)
 @pytest.mark.parametrize("method", ["Allgather", "Allgatherv"])
-def test_what_mpi_has_not_delivered_of_a_rank_is_not_read(method):
+def test_nobody_reads_what_mpi_has_not_delivered(method):
     own_communicator = mpi._own_communicator
     mpi._own_communicator = lambda *arguments: Forgetful(own_communicator(*arguments), method)
     with pytest.raises(hvd.PeerLostError, match=r"a rank died .* in init\(\): MPI has not delivered all"):
