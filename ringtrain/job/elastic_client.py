@@ -7,7 +7,6 @@ import queue
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -176,9 +175,7 @@ class ElasticClient:
 
     def _say_at_last(self, message: dict[str, Any]) -> None:
         self._send(message)
-        end_s = time.monotonic() + _FAREWELL_S
-        while self._talk.broken_for_s() and self._listener.is_alive() and time.monotonic() < end_s:
-            time.sleep(_LOOK_S / 10)
+        self._talk.await_sent(_FAREWELL_S)
 
     def _answer(self) -> dict[str, Any]:
         while True:

@@ -20,7 +20,6 @@ import pickle
 import selectors
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,13 +29,15 @@ from typing import Any, NamedTuple
 from pyspark import TaskContext
 
 from ringtrain.job import engine_process
-from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
+from ringtrain.job.rendezvous.lasting import GivenUpError, LastingConnection
+from ringtrain.job.rendezvous.protocol import StrangerError
 from ringtrain.job.rendezvous.server import Place, connect
 from ringtrain.runner import installed
 from ringtrain.runner.function import pickled_error, pickled_result
 
 _CONNECT_S = 10.0
-_SEND_S = 60.0
+# How long the last word of a rank waits for a connection; and after how long without an answer another one is made.
+_FAREWELL_S, _SILENT_S = 5.0, 3.0
 _END_OF_OUTPUT_S = 1.0
 _PART = 1 << 16
 
@@ -126,9 +127,8 @@ class _Line:
 
     def __init__(self, call: Call):
         whom = f"a task of ringtrain.spark has waited for the driver at {call.place}"
-        self._incoming = connect(call.place, call.place.ports, call.secret, _CONNECT_S, whom)
-        self._outgoing = self._incoming.twin()
-        self._sending = threading.Lock()
+        connection = connect(call.place, call.place.ports, call.secret, _CONNECT_S, whom)
+        self._talk = LastingConnection(connection, call.secret, _SILENT_S)
         self._has_ended = False
 
     def __enter__(self) -> _Line:
@@ -136,16 +136,16 @@ class _Line:
 
     def __exit__(self, *exception: object) -> None:
         self._has_ended = True
-        self._incoming.shut()
-        self._incoming.close()
-        self._outgoing.close()
+        self._talk.await_sent(_FAREWELL_S)
+        self._talk.shut()
+        self._talk.close()
 
     def come(self) -> dict[str, str]:
         """Returns the variables of this rank, when all tasks have come. Raises RuntimeError if it is refused."""
         context = TaskContext.get()
         assert context is not None
         process = engine_process.own_process()
-        self.send(
+        self._talk.send(
             {
                 "kind": "come",
                 "partition": context.partitionId(),
@@ -155,8 +155,8 @@ class _Line:
             }
         )
         try:
-            answer = self._incoming.receive(MOST_BYTES, float("inf"))
-        except (OSError, StrangerError) as error:
+            answer = self._hear()
+        except (OSError, StrangerError, GivenUpError) as error:
             raise RuntimeError(f"the driver of this job of ringtrain.spark has ended it: {error}") from None
         if answer["kind"] != "begin":
             raise RuntimeError(answer["reason"])
@@ -166,16 +166,20 @@ class _Line:
 
     def send(self, message: dict[str, Any]) -> None:
         """A driver that is gone gets nothing; `_listen` notices that it is gone."""
-        with contextlib.suppress(OSError), self._sending:
-            self._outgoing.send(message, time.monotonic() + _SEND_S)
+        self._talk.send(message)
 
     def _listen(self) -> None:
         try:
-            reason = str(self._incoming.receive(MOST_BYTES, float("inf"))["reason"])
-        except (OSError, StrangerError) as error:
+            reason = str(self._hear()["reason"])
+        except (OSError, StrangerError, GivenUpError) as error:
             reason = f"the driver is gone: {error}"
         if not self._has_ended:
             engine_process.give_up(reason)
+
+    def _hear(self) -> Any:
+        while True:
+            for message in self._talk.hear():
+                return message
 
 
 # --- what the rank writes ---------------------------------------------------------------------------------------------

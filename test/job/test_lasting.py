@@ -22,7 +22,7 @@ from ringtrain.job.rendezvous import conversation
 from ringtrain.job.rendezvous.conversation import Conversation
 from ringtrain.job.rendezvous.lasting import GivenUpError, GoneError, LastingConnection
 from ringtrain.job.rendezvous.listener import Hub, Line, bound
-from ringtrain.job.rendezvous.protocol import Connection
+from ringtrain.job.rendezvous.protocol import Connection, packed
 from ringtrain.job.rendezvous.server import Place, connect
 
 SECRET = b"of these tests"
@@ -43,7 +43,8 @@ class Desk:
         self.heard.put((line, message))
 
     def lose(self, line: Line, text: str) -> None:
-        self.lost.put((text, time.monotonic()))
+        if line.conversation is not None:  # else it was reset before it had said whose it is
+            self.lost.put((text, time.monotonic()))
 
     def tick(self) -> None:
         pass
@@ -112,7 +113,7 @@ def reset(connection: LastingConnection) -> None:
     """As the network does it, on the side of the server."""
     sock = connection._connection.take_socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    connection.close()
+    connection._cut()
 
 
 def messages(seed: int) -> list[dict[str, Any]]:
@@ -183,6 +184,43 @@ def test_an_attempt_that_is_given_up_is_not_the_end_of_the_process(desk: Desk, m
     connection.send({"number": 2})
     assert [desk.heard.get(timeout=END_S)[1] for _ in range(2)] == [{"number": 1}, {"number": 2}]
     assert len(attempts) == 3 and desk.lost.empty()
+
+
+def test_a_message_of_which_a_part_has_come_in_time_is_whole_for_the_next_call() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        sender, _ = server.accept()
+        connection, data = Connection(sock), packed({"number": 1})
+        for part in (data[:3], data[3:10], data[10:]):
+            with pytest.raises(TimeoutError):
+                connection.receive(100, time.monotonic() + 0.05)
+            sender.sendall(part)
+        assert connection.receive(100, time.monotonic() + END_S) == {"number": 1}
+        sender.close()
+
+
+def test_nobody_makes_a_connection_again_that_its_owner_has_closed(desk: Desk, monkeypatch) -> None:
+    connection = reach(desk.hub.port)
+    connection.send({"number": 1})
+    assert connection.hear(time.monotonic() + END_S) == []
+    errors = []
+
+    def hear() -> None:
+        try:
+            connection.hear()
+        except GoneError as error:
+            errors.append(error)
+
+    def is_turned_away(*_: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(Connection, "prove_as_rank", is_turned_away)
+    reset(connection)
+    thread = threading.Thread(target=hear)
+    thread.start()
+    wait_until(lambda: connection.broken_for_s() > 0.1)
+    connection.close()
+    thread.join(END_S)
+    assert not thread.is_alive() and errors
 
 
 def test_a_process_that_ends_is_lost_at_once(desk: Desk) -> None:

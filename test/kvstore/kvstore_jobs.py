@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness.hosts import SimulatedHosts
 from harness.socket_ranks import free_port
 
 from ringtrain.job.rendezvous import secret
@@ -55,10 +56,14 @@ class Process:
 
 
 class Job:
-    """`variables` are those of all its processes."""
+    """`variables` are those of all its processes, which are on this host, or on simulated ones in turn."""
 
-    def __init__(self, folder: Path, workers: int, servers: int, variables: dict[str, str]):
+    def __init__(
+        self, folder: Path, workers: int, servers: int, variables: dict[str, str], hosts: SimulatedHosts | None
+    ):
         self._folder = folder
+        self._hosts = hosts
+        self.port = free_port()
         self.processes: list[Process] = []
         (folder / "home").mkdir(exist_ok=True)
         if not (folder / "secret").exists():
@@ -66,8 +71,8 @@ class Job:
         self._variables = {
             secret.FILE_VARIABLE: str(folder / "secret"),
             "HOME": str(folder / "home"),
-            "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(free_port()),
+            "DMLC_PS_ROOT_URI": hosts.names[0] if hosts else "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(self.port),
             "DMLC_NUM_WORKER": str(workers),
             "DMLC_NUM_SERVER": str(servers),
             "OMP_NUM_THREADS": "1",
@@ -81,9 +86,12 @@ class Job:
         environment = {**os.environ, **self._variables, "DMLC_ROLE": role, **variables}
         number = len(self.processes)
         file = self._folder / f"output-{number}"
+        command = [sys.executable, "-u", *arguments]
+        if self._hosts:
+            command = self._hosts.command_on(number % len(self._hosts.names), command)
         with file.open("wb") as output:
             popen = subprocess.Popen(
-                [sys.executable, "-u", *arguments],
+                command,
                 env={name: value for name, value in environment.items() if value},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -106,9 +114,11 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(folder: Path, workers: int, servers: int, **variables: str) -> Iterator[Job]:
+def job(
+    folder: Path, workers: int, servers: int, hosts: SimulatedHosts | None = None, **variables: str
+) -> Iterator[Job]:
     """Kills what still runs at the end."""
-    one = Job(folder, workers, servers, variables)
+    one = Job(folder, workers, servers, variables, hosts)
     try:
         yield one
     finally:

@@ -151,6 +151,33 @@ def test_another_process_may_come_in_the_place_of_one_that_died_before_the_job_b
         one.start("worker", ["-c", TRAINS, "dist_async"], DMLC_TASK_ID="0").wait_for("pushed")
 
 
+# Ends before it has read that it has a place: its kernel resets the connection, as a network does.
+DIES = """
+import os, time
+os.environ["RINGTRAIN_NO_AUTOSERVE"] = "1"
+from ringtrain.job.rendezvous.lasting import LastingConnection
+from ringtrain.job.rendezvous.server import Place, connect
+from ringtrain.kvstore.servers import roles
+from ringtrain.kvstore.servers.arrival import secret_of
+role = roles.of_environment()
+place, secret = Place(role.host, [role.port]), secret_of(role)
+talk = LastingConnection(connect(place, place.ports, secret, 10, "nobody is there for"), secret, 1)
+about = {"host": "here", "pid": os.getpid(), "attempt": 0, "patience_s": 60, "heartbeat_s": 0.2, "size": None}
+talk.send({"kind": "come", "id": 1, "role": "server", "task": 0, "addresses": [["127.0.0.1", 9]], **about})
+time.sleep(0.5)
+os._exit(1)
+"""
+
+
+def test_a_place_whose_process_has_died_with_unread_words_is_free_soon(tmp_path):
+    with job(tmp_path, 1, 1, **VARIABLES, PS_VERBOSE="1") as one:
+        scheduler = one.scheduler()
+        one.start("server", ["-c", DIES]).end(1)
+        scheduler.wait_for("server 0 (")
+        one.server(DMLC_TASK_ID="0")
+        one.start("worker", ["-c", TRAINS, "dist_async"], DMLC_TASK_ID="0").wait_for("pushed")
+
+
 def test_a_worker_that_comes_when_another_one_is_gone_does_not_wait_for_that(tmp_path):
     stays = TRAINS.replace("kv.barrier()\n", "") + "time.sleep(120)\n"  # so that the job is not over
     with job(tmp_path, 3, 1, **VARIABLES) as one:

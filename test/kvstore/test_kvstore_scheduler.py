@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from harness.hosts import hosts_or_skip
 from kvstore_jobs import SOON_OVER, job
 
 from ringtrain.job.host import addresses_of
@@ -284,6 +285,44 @@ def test_without_the_scheduler_rounds_are_errors_and_all_are_told(tmp_path):
         scheduler.kill()
         assert "PeerLostError'> the scheduler of this job is gone" in worker.end()
         assert "alone" in server.end()
+
+
+# In each step the scheduler holds a round, and the servers sum what the workers push.
+TRAINING = """
+import numpy, time
+from ringtrain import kvstore
+kv = kvstore.create("dist_sync")
+kv.init("w", numpy.zeros(1000))
+value = numpy.empty(1000)
+for step in range(400):
+    kv.push("w", numpy.full(1000, float(step + kv.rank)))
+    kv.pull("w", out=value)
+    assert (value == 2 * step + 1).all()
+    kv.barrier()
+    time.sleep(0.005)
+    if step == 20:
+        print("trains", flush=True)
+print("well", flush=True)
+"""
+
+
+@pytest.mark.parametrize("fault", ["resets", "outage"])
+def test_connections_to_the_scheduler_that_break_cost_no_process(tmp_path, fault):
+    with hosts_or_skip(2) as hosts, job(tmp_path, 2, 2, hosts) as of_five:
+        scheduler = of_five.scheduler(RINGTRAIN_KV_VERBOSE="1")
+        servers = [of_five.server(), of_five.server()]
+        workers = [of_five.worker(TRAINING), of_five.worker(TRAINING)]
+        workers[0].wait_for("trains")
+        if fault == "outage":
+            with hosts.unplugged(1):
+                time.sleep(2)
+        for number in range(10 if fault == "resets" else 0):
+            hosts.reset_connections(number % 2, of_five.port)
+            time.sleep(0.1)
+        for worker in workers:
+            assert "well" in worker.end()
+        for process in (*servers, scheduler):
+            assert "died" not in process.end()
 
 
 def test_when_no_worker_is_left_the_servers_end(tmp_path):

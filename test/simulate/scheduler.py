@@ -20,6 +20,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ringtrain import errors
+from ringtrain.job.rendezvous.conversation import AWAY_S
+from ringtrain.job.rendezvous.lasting import GivenUpError, GoneError
 from ringtrain.job.rendezvous.server import Place
 from ringtrain.kvstore.servers import scheduler, scheduler_client, server, worker
 from ringtrain.kvstore.servers.arrival import Arrival
@@ -63,7 +65,11 @@ class _Process:
 
 
 class _Connection:
-    """Of a process to the scheduler: in the place of Connection there, and of Line here."""
+    """Of a process to the scheduler: in the place of LastingConnection there, and of Line here.
+
+    A connection that is reset is made again after a while, and delivers then what was said meanwhile; world `elastic`
+    has how. After AWAY_S it is too late.
+    """
 
     def __init__(self, world: _World, process: _Process):
         self._world, self.process = world, process
@@ -71,8 +77,9 @@ class _Connection:
         self._inbox: list[Any] = []
         self._last_s = {True: 0.0, False: 0.0}
         self._is_shut = self._is_ended = False
-        self.error: OSError = ConnectionResetError("its process has ended")
+        self.error: Exception = GoneError("its process has ended")
         self.is_open = True  # at the scheduler
+        self.broken_until_s = 0.0
         process.connections.append(self)
 
     # At the process.
@@ -82,21 +89,24 @@ class _Connection:
             self._world.threads.wait(self._has_something, self._world.story.now + longest_s)
         return self._has_something()
 
-    def receive(self, _most_bytes: int, _deadline: float) -> Any:
+    def hear(self, _deadline: float) -> list[Any]:
         if not self._inbox:
-            raise self.error if self._is_ended else OSError("shut")
-        return self._inbox.pop(0)
+            raise self.error if self._is_ended else GoneError("shut")
+        return [self._inbox.pop(0)]
 
-    def send(self, message: Any, _deadline: float) -> None:
-        if self._is_shut or self._is_ended:
-            raise BrokenPipeError("broken pipe")
-        self._world.hub.take(self, message)
+    def send(self, message: Any) -> None:
+        if not (self._is_shut or self._is_ended):
+            self._world.hub.take(self, message)
 
-    def notice_silence(self, _after_s: float) -> None:
+    def await_sent(self, longest_s: float) -> None:
+        end_s = min(self.broken_until_s, self._world.story.now + longest_s)
+        self._world.threads.wait(lambda: self._is_ended, end_s)
+
+    def broken_for_s(self) -> float:
+        return 0.0
+
+    def forget_in_child(self) -> None:
         pass
-
-    def twin(self) -> _Connection:
-        return self
 
     def own_address(self) -> str:
         return "10.0.0.1"
@@ -114,7 +124,8 @@ class _Connection:
     # In between.
 
     def arrival_s(self, is_to_scheduler: bool) -> float:
-        at = max(self._last_s[is_to_scheduler], self._world.story.now + self._world.delay(self.process))
+        begin_s = max(self._world.story.now, self.broken_until_s)
+        at = max(self._last_s[is_to_scheduler], begin_s + self._world.delay(self.process))
         self._last_s[is_to_scheduler] = at
         return at
 
@@ -125,7 +136,14 @@ class _Connection:
             self._world.story.find(f"{self.process.name} hears {_short(message)} after it was expelled")
         self._inbox.append(message)
 
-    def end(self, error: OSError) -> None:
+    def reset(self, lasts_s: float) -> None:
+        story = self._world.story
+        if lasts_s > AWAY_S:
+            story.after(AWAY_S, lambda: self._world.hub.give_up(self))
+            story.after(lasts_s, lambda: self.end(GivenUpError()))
+        self.broken_until_s = max(self.broken_until_s, story.now + lasts_s)
+
+    def end(self, error: Exception) -> None:
         if not self._is_ended:
             self._is_ended, self.error = True, error
 
@@ -155,10 +173,13 @@ class _Hub:
                 self._world.require_missing(line.process, message["text"])
             self._world.story.at(line.arrival_s(False), lambda: line.deliver(message))
 
+    def are_some_away(self) -> bool:
+        return any(line.is_open and line.broken_until_s > self._world.story.now for line in self._lines)
+
     def drop(self, line: _Connection) -> None:
         if line.is_open:
             line.is_open = False
-            error = ConnectionResetError("its process has ended")
+            error = GoneError("its process has ended")
             self._world.story.at(line.arrival_s(False), lambda: line.end(error))
 
     def close(self) -> None:
@@ -188,6 +209,9 @@ class _Hub:
     def cut(self, line: _Connection, text: str = "its process has ended") -> None:
         """The connection has ended, seen from the process."""
         self._world.story.at(line.arrival_s(True), lambda: self._do(lambda: self._lose(line, text)))
+
+    def give_up(self, line: _Connection) -> None:
+        self._do(lambda: self._lose(line, "the network has broken its connection"))
 
     def _lose(self, line: _Connection, text: str) -> None:
         if line.is_open and line in self._lines:
@@ -439,9 +463,13 @@ class _World:
             connection.shut()
 
     def kill(self, process: _Process) -> None:
+        """Of some the kernel resets the connection, as they have not read all."""
         process.is_killed = True
         for connection in process.connections:
-            connection.shut()
+            if process.pid % 3 == 0:
+                connection.reset(2 * AWAY_S)
+            else:
+                connection.shut()
 
     def _of(self, role: str) -> list[_Process]:
         return [one for one in self.processes if one.role == role]
@@ -513,7 +541,7 @@ class _World:
                 self.scheduler.is_killed = True
                 for one in self.processes:
                     for connection in one.connections:
-                        error = ConnectionResetError("its process has ended")
+                        error = GoneError("its process has ended")
                         story.at(connection.arrival_s(False), partial(connection.end, error))
             else:
                 self.scheduler.stopped_until = until
@@ -521,7 +549,8 @@ class _World:
         if not process.runs():
             return
         self.trace("fault", f"{kind} {process.name}")
-        self.disturbed.add(process.name)
+        if kind != "reset" or lasts_s > AWAY_S:
+            self.disturbed.add(process.name)
         if kind == "kill":
             self.kill(process)
             if back_s:
@@ -538,11 +567,10 @@ class _World:
             self._slow_until[process.name] = until
         elif kind == "reset":
             for connection in process.connections:
-                connection.end(ConnectionResetError("reset"))
-                self.hub.cut(connection)
+                connection.reset(lasts_s)
 
     def _time_out(self, connection: _Connection) -> None:
-        connection.end(TimeoutError("timed out"))
+        connection.end(OSError("timed out"))
         self.hub._do(lambda: self.hub._lose(connection, "timed out"))
 
     def _come_back(self, role: str, number: int) -> None:
@@ -613,7 +641,7 @@ def _in_words(kind: str, name: str, at_s: float, lasts_s: float, back_s: float) 
         return f"kill {name} {at}, {f'back after {back_s:.3f} s' if back_s else 'for good'}"
     if kind == "late":
         return f"late {name}, by {lasts_s:.3f} s"
-    return f"{kind} {name} {at}" + (f", {lasts}" if kind != "reset" else "")
+    return f"{kind} {name} {at}, {lasts}"
 
 
 def _short(message: dict[str, Any]) -> str:
@@ -654,6 +682,7 @@ def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:
         ),
         (scheduler_client, "os", system),
         (scheduler_client, "connect", world.connect),
+        (scheduler_client, "LastingConnection", lambda connection, *_: connection),
         (scheduler_client, "socket", SimpleNamespace(gethostname=lambda: "host")),
         (scheduler, "Hub", hub),
         (worker, "os", system),

@@ -115,6 +115,9 @@ class Conversations(Generic[AnyLine]):
         self._away[line] = now_s + AWAY_S
         return True
 
+    def are_some_away(self) -> bool:
+        return bool(self._away)
+
     def overdue(self, now_s: float) -> list[AnyLine]:
         """Returns those that have been away for too long."""
         return [line for line, end_s in self._away.items() if end_s < now_s] if self._away else []

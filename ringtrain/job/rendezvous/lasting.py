@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ringtrain.job.rendezvous.conversation import Conversation, is_counted
+from ringtrain.job.rendezvous.conversation import AWAY_S, Conversation, is_counted
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, Connection, StrangerError, packed
 
 # One attempt to connect again, and the pauses between two attempts.
@@ -19,6 +19,7 @@ _ATTEMPT_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 # A message that the other side takes no byte of for so long is sent again over another connection.
 _SEND_S = 5.0
+_LOOK_S = 0.05
 
 
 class GoneError(OSError):
@@ -44,6 +45,7 @@ class LastingConnection:
         self._family, self._address = sock.family, sock.getpeername()
         self._lock = threading.Lock()  # of all below
         self._broken_s: float | None = None  # since when
+        self._is_over = False  # nobody makes it again
         self._begin()
         self._greet(connection)
 
@@ -62,18 +64,18 @@ class LastingConnection:
 
         Raises:
             GoneError, GivenUpError: see there.
-            TimeoutError: it is later than `deadline`, and there is no whole message.
+            TimeoutError: it is later than `deadline`, and there is no whole message, or no connection: call it again.
             StrangerError: what comes is not a message.
         """
         try:
             message = self._connection.receive(MOST_BYTES, deadline)
         except OSError as error:
-            if isinstance(error, TimeoutError) and time.monotonic() >= deadline:
-                raise
+            if isinstance(error, TimeoutError) and error.errno is None and time.monotonic() >= deadline:
+                raise  # but not what the kernel calls so
             with self._lock:  # of two threads the kernel tells one of a reset, and the other one of an end
                 is_end = isinstance(error, ConnectionResetError) and error.errno is None and not self._is_cut
             if is_end:
-                raise GoneError("it has ended") from None
+                raise self._gone() from None
             self._connect_again(deadline)
             return []
         with self._lock:
@@ -95,6 +97,10 @@ class LastingConnection:
         since_s = self._broken_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
+    def has_come(self, longest_s: float) -> bool:
+        """Whether there is something to hear or to mend. Of the thread that hears."""
+        return self._broken_s is not None or self._connection.has_come(longest_s)
+
     def has_come_here_or(self, longest_s: float, others: Sequence[int]) -> tuple[bool, bool]:
         """As that of Connection."""
         return self._connection.has_come_here_or(longest_s, others)
@@ -107,14 +113,28 @@ class LastingConnection:
         """The shortest round trip to the server."""
         return self._connection.round_trip_s()
 
+    def await_sent(self, longest_s: float) -> None:
+        """Waits while there is no connection that could take what was said. Not of the thread that hears."""
+        end_s = time.monotonic() + longest_s
+        while self._broken_s is not None and not self._is_over and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+
+    def shut(self) -> None:
+        """Ends what the other thread hears; what was sent arrives."""
+        self._connection.shut()
+
     def close(self) -> None:
-        self._connection.close()
-        self._outgoing.close()
+        self._is_over = True
+        self._cut()
 
     def forget_in_child(self) -> None:
         """In a forked child, which would keep the connection open: closes it here."""
         self._lock = threading.Lock()  # another thread may have held it
         self.close()
+
+    def _cut(self) -> None:
+        self._connection.close()
+        self._outgoing.close()
 
     def _begin(self) -> None:
         self._token = os.urandom(16).hex()
@@ -137,23 +157,29 @@ class LastingConnection:
             with contextlib.suppress(OSError):
                 self._outgoing.take_socket().shutdown(socket.SHUT_RD)  # wakes the thread that hears
 
+    def _gone(self) -> GoneError:
+        """Of the process of the server, or of the wish for a connection."""
+        self._is_over = True
+        return GoneError("it has ended")
+
     def _connect_again(self, deadline: float) -> None:
         """Raises as `hear`."""
         with self._lock:
-            self._broken_s = time.monotonic()
+            self._broken_s = self._broken_s or time.monotonic()
             _close_by_reset(self._connection.take_socket())
-            self.close()
+            self._cut()
         pause_s = _FIRST_PAUSE_S
-        while True:
+        while not self._is_over:
             try:
                 return self._resume()
-            except ConnectionRefusedError:
-                raise GoneError("it has ended") from None
+            except (ConnectionRefusedError, GoneError):
+                raise self._gone() from None
             except (OSError, StrangerError):
                 if time.monotonic() + pause_s > deadline:
                     raise TimeoutError from None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise self._gone()
 
     def _resume(self) -> None:
         end_s = time.monotonic() + _ATTEMPT_S
@@ -169,14 +195,17 @@ class LastingConnection:
             _close_by_reset(sock, False)
         except BaseException:
             sock.close()
-            self.close()
+            self._cut()
             raise
         with self._lock:
+            if self._is_over:  # since this attempt began
+                self._cut()
+                raise self._gone()
             self._broken_s = None
             if answer["heard"] is None:
                 self._begin()
                 self._greet(connection)
-                raise GivenUpError
+                raise GivenUpError(f"the network has kept this process from it for more than {AWAY_S:g} s")
             self._is_known = True
             for data in self._conversation.lacking(answer["heard"]):
                 self._send(data)

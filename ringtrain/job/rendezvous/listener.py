@@ -372,6 +372,10 @@ class Hub:
             with contextlib.suppress(OSError):  # the receiver hears of its end
                 line.send_rest()
 
+    def are_some_away(self) -> bool:
+        """Whether a process has no connection that may make another one."""
+        return self._conversations.are_some_away()
+
     def drop(self, line: Line) -> None:
         self._conversations.forget(line)
         self._cut(line)

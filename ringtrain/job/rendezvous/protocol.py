@@ -54,6 +54,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket):
         self._socket = sock
+        self._come = bytearray()  # of what is read next
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def prove_as_rank(self, secret: bytes, deadline: float) -> None:
@@ -87,9 +88,14 @@ class Connection:
         self._send(data, deadline)
 
     def receive(self, most_bytes: int, deadline: float) -> Any:
-        """Raises StrangerError where it is not a message of at most so many bytes."""
-        head = self._read(_LENGTH, deadline)
-        return _unpacked(head, self._read(_size_of(head, most_bytes), deadline), most_bytes)
+        """Raises StrangerError where it is not a message of at most so many bytes.
+
+        A part that has come when the time is over is the beginning of what the next call returns.
+        """
+        self._await(_LENGTH, deadline)
+        head = bytes(self._come[:_LENGTH])
+        message = self._read(_LENGTH + _size_of(head, most_bytes), deadline)
+        return _unpacked(head, message[_LENGTH:], most_bytes)
 
     def notice_silence(self, after_s: float) -> None:
         """Makes the system call the connection lost when the other host does not answer. Processes may be silent.
@@ -144,15 +150,19 @@ class Connection:
         self._socket.sendall(data)
 
     def _read(self, size: int, deadline: float) -> bytes:
-        """Grows with what comes, not with what was announced."""
-        data = bytearray()
-        while len(data) < size:
+        self._await(size, deadline)
+        data = bytes(self._come)
+        self._come.clear()
+        return data
+
+    def _await(self, size: int, deadline: float) -> None:
+        """Memory grows with what comes, not with what was announced."""
+        while len(self._come) < size:
             self._socket.settimeout(_left(deadline))
-            part = self._socket.recv(min(size - len(data), 1 << 16))
+            part = self._socket.recv(min(size - len(self._come), 1 << 16))
             if not part:
                 raise ConnectionResetError("the other side has closed the connection")
-            data += part
-        return bytes(data)
+            self._come += part
 
 
 class Frames:

@@ -42,6 +42,7 @@ class Scheduler:
         self._membership = Membership(limits)
         self._lines: dict[int, Line] = {}
         self._members: dict[Line, int] = {}
+        self._coming: dict[Line, dict[str, Any]] = {}  # who has no place yet, and what it asks for
         self._numbers = itertools.count()
         self._ran_s, self._looked_s = 0.0, time.monotonic()
         self._longest_pause_s = max(2 * _TICK_S, min(_LONGEST_PAUSE_S, _PART_OF_PAUSE * limits.timeout_s))
@@ -81,14 +82,16 @@ class Scheduler:
         return self._ran_s
 
     def tick(self) -> None:
+        self._let_in()
         self._do(self._membership.tick(self._now_s()))
 
     def hear(self, line: Line, message: dict[str, Any]) -> None:
         now_s = self._now_s()
         if message["kind"] == "come":
-            member = next(self._numbers)
-            self._lines[member], self._members[line] = line, member
-            self._do(self._membership.come(member, message, now_s))
+            self._coming[line] = message
+            self._let_in()
+        elif line in self._coming:
+            pass  # a sign of life
         elif message["kind"] == "done":
             self._do(self._membership.done(self._members[line], now_s))
         elif message["kind"] == "failed":
@@ -98,7 +101,17 @@ class Scheduler:
         if message["kind"] == "beat":
             self._hub.send(line, _BEAT)
 
+    def _let_in(self) -> None:
+        """While a process has no connection, nobody gets a place: that one may be dead, and its place free."""
+        while self._coming and not self._hub.are_some_away():
+            line, message = next(iter(self._coming.items()))
+            del self._coming[line]
+            member = next(self._numbers)
+            self._lines[member], self._members[line] = line, member
+            self._do(self._membership.come(member, message, self._now_s()))
+
     def lose(self, line: Line, text: str) -> None:
+        self._coming.pop(line, None)
         member = self._members.pop(line, None)
         if member is not None:
             self._lines.pop(member, None)

@@ -13,11 +13,16 @@ from typing import Any, NamedTuple
 
 from ringtrain import errors
 from ringtrain.job.rendezvous.columns import of_columns
-from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
+from ringtrain.job.rendezvous.conversation import AWAY_S
+from ringtrain.job.rendezvous.lasting import GivenUpError, GoneError, LastingConnection
+from ringtrain.job.rendezvous.protocol import StrangerError
 from ringtrain.job.rendezvous.server import Place, connect
 from ringtrain.kvstore.servers.rounds import END
 
-_SEND_S = 5.0
+# A connection is made again when the scheduler's host has not answered for so long, or for a part of kv_timeout_s.
+_SILENT_S, _PART_OF_SILENT = 3.0, 1 / 4
+# How long the last word of a process waits for a connection, and a notice for its listener.
+_FAREWELL_S, _HAND_ON_S = 5.0, 5.0
 _LOOK_S = 0.2
 # Added to a timeout, so that the scheduler, which knows the missing processes, reports first.
 _GRACE_S = 5.0
@@ -42,7 +47,7 @@ class Standing:
 
     It belongs to the job until the first of these events, which `end` describes from then on:
 
-    - The connection to the scheduler ends: PeerLostError, at once.
+    - The process of the scheduler ends: PeerLostError, at once. A connection that the network breaks is made again.
     - The scheduler is silent for longer than `silent_s`: PeerLostError. Time in which this process did not run does not
       count.
     - The scheduler has expelled this process, which was silent for kv_timeout_s or was replaced: PeerLostError.
@@ -79,6 +84,14 @@ class Standing:
             "PeerLostError",
             f"the scheduler of this job is gone: {text}; nothing else knows which processes live, so the job has "
             "ended: start all its processes again",
+        )
+
+    def give_up(self) -> None:
+        """The scheduler has given this process up, which was cut off from it."""
+        self._finish(
+            "PeerLostError",
+            f"the network has kept this process from the scheduler for more than {AWAY_S:g} s, and the others take it "
+            "for dead; start it again",
         )
 
     def require(self) -> None:
@@ -119,15 +132,12 @@ class SchedulerClient:
     """
 
     def __init__(self, place: Place, secret: bytes, timeout_s: float, heartbeat_s: float, silent_s: float):
-        self._incoming = connect(
-            place, place.ports, secret, timeout_s, f"the scheduler of this job was not at {place} for"
-        )
-        self._incoming.notice_silence(silent_s)
-        self._outgoing = self._incoming.twin()
+        connection = connect(place, place.ports, secret, timeout_s, f"the scheduler of this job was not at {place} for")
+        self._talk = LastingConnection(connection, secret, min(_SILENT_S, _PART_OF_SILENT * silent_s))
         self._timeout_s = timeout_s
         self._heartbeat_s, self._silent_s = heartbeat_s, silent_s
-        self.own_address = self._incoming.own_address()
-        self._sending = threading.Lock()
+        self.own_address = self._talk.own_address()
+        self._numbering = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[Notice]] = {}
         self._next_id = 1
         self._number, self._is_recovery = 0, False  # of the place of this process
@@ -142,7 +152,7 @@ class SchedulerClient:
         self._on_notice: Callable[[Notice], None] | None = None
         self._is_closed = False
         self._process = os.getpid()
-        os.register_at_fork(after_in_child=self._close_in_child)
+        os.register_at_fork(after_in_child=self._talk.forget_in_child)  # else its death would not be noticed
         threading.Thread(target=self._listen, name="ringtrain scheduler client", daemon=True).start()
 
     def come(
@@ -278,29 +288,30 @@ class SchedulerClient:
         with contextlib.suppress(errors.RingtrainError):
             if patience_s > 0:
                 self.say(END, None, patience_s)
-        with contextlib.suppress(OSError):
-            self._transmit({"kind": "done"})
-        self.close()
+        self._say_at_last({"kind": "done"})
 
     def fail(self, text: str) -> None:
         """Leaves the job with an error."""
-        with contextlib.suppress(OSError):
-            self._transmit({"kind": "failed", "text": text})
+        self._say_at_last({"kind": "failed", "text": text})
+
+    def _say_at_last(self, message: Notice) -> None:
+        self._talk.send(message)
+        self._talk.await_sent(_FAREWELL_S)
         self.close()
 
     def close(self) -> None:
         """Closes the connection and hands on no further notices."""
         self._is_closed = True
-        self._incoming.shut()
+        self._talk.shut()
         self._notices.put(None)
         if self._handing is not None and self._handing is not threading.current_thread():
             # A thread that returns from the core after the interpreter has ended would crash the process.
-            self._handing.join(_SEND_S)
+            self._handing.join(_HAND_ON_S)
 
     def _ask(self, request: Notice, patience_s: float, has_pushed: Callable[[], bool] = lambda: False) -> Notice:
         self._require_scheduler()
         answers: queue.SimpleQueue[Notice] = queue.SimpleQueue()
-        with self._sending:
+        with self._numbering:
             number, self._next_id = self._next_id, self._next_id + 1
             self._answers[number] = answers
         end_s = time.monotonic() + patience_s + _GRACE_S if patience_s > 0 else float("inf")
@@ -323,33 +334,17 @@ class SchedulerClient:
         finally:
             del self._answers[number]
             if answer is None:  # Ctrl-C, or another exception of a signal handler
-                with contextlib.suppress(OSError):
-                    self._transmit({"kind": "interrupted", "id": number})
+                self._talk.send({"kind": "interrupted", "id": number})
 
     def _catch_up(self, heard: int) -> None:
         """Waits for the notices that preceded an answer, such as the death that has ended a round."""
         if self._handing is not None and self._handing.is_alive():
             with self._catching_up:
-                self._catching_up.wait_for(lambda: self._handed >= heard or self._is_closed, _SEND_S)
+                self._catching_up.wait_for(lambda: self._handed >= heard or self._is_closed, _HAND_ON_S)
 
     def _send(self, message: Notice) -> None:
         self._require_scheduler()
-        try:
-            self._transmit(message)
-        except OSError as error:
-            self._await_end(error)
-
-    def _transmit(self, message: Notice) -> None:
-        with self._sending:
-            self._outgoing.send(message, time.monotonic() + _SEND_S)
-
-    def _await_end(self, error: OSError) -> None:
-        """Raises why sending has failed. The reading thread may soon know a better reason than `error`."""
-        end_s = time.monotonic() + _LOOK_S
-        while self._standing.end is None and time.monotonic() < end_s:
-            time.sleep(0.01)
-        self._standing.cut(_words(error))
-        self._standing.require()
+        self._talk.send(message)
 
     def _require_scheduler(self) -> None:
         if self._process != os.getpid():
@@ -363,25 +358,28 @@ class SchedulerClient:
             while not self._is_closed and (self._standing.end is None or self._standing.is_over):
                 if time.monotonic() >= beat_s:
                     beat_s = time.monotonic() + self._heartbeat_s
-                    self._transmit({"kind": "beat"})
-                if self._incoming.has_come(min(watch_s, max(0.0, beat_s - time.monotonic()))):
-                    self._hear(self._incoming.receive(MOST_BYTES, time.monotonic() + _SEND_S))
-                elif not self._incoming.has_come(0):  # a stopped process has missed the end of the wait
+                    self._talk.send({"kind": "beat"})
+                if self._talk.has_come(min(watch_s, max(0.0, beat_s - time.monotonic()))):
+                    self._hear_some(time.monotonic() + watch_s)
+                elif not self._talk.has_come(0):  # a stopped process has missed the end of the wait
                     self._standing.look(time.monotonic())
+        except GivenUpError:
+            self._standing.give_up()
         except (OSError, StrangerError, ValueError) as error:
-            self._read_last_words()
-            self._standing.cut(_words(error))
+            self._standing.cut("its process has ended" if isinstance(error, GoneError) else error)
         if not self._is_closed and self._standing.end is not None:
             kind, text = self._standing.end
             self._put({"kind": "gone", "error": kind, "text": text})
-        self._incoming.close()
-        self._outgoing.close()
+        self._talk.close()
 
-    def _read_last_words(self) -> None:
-        """Reads the last messages before the scheduler closed the connection, such as the reason."""
-        with contextlib.suppress(OSError, StrangerError, ValueError):
-            while self._incoming.has_come(0):
-                self._hear(self._incoming.receive(MOST_BYTES, time.monotonic() + _LOOK_S))
+    def _hear_some(self, deadline: float) -> None:
+        try:
+            for message in self._talk.hear(deadline):
+                self._hear(message)
+        except TimeoutError:
+            self._standing.look(time.monotonic())
+            if self._talk.broken_for_s() > self._silent_s:
+                self._standing.cut(f"there was no connection to it for {self._silent_s:g} s (kv_timeout_s)")
 
     def _hear(self, message: Notice) -> None:
         kind = message["kind"]
@@ -416,12 +414,6 @@ class SchedulerClient:
                 self._handed += 1
                 self._catching_up.notify_all()
 
-    def _close_in_child(self) -> None:
-        """Closes the copies of the sockets, which would hide the death of this process from the scheduler."""
-        self._sending = threading.Lock()  # another thread may have held it
-        self._incoming.close()
-        self._outgoing.close()
-
 
 def _world_of(message: Notice, number: int, is_recovery: bool) -> World:
     return World(
@@ -442,7 +434,3 @@ def _world_of(message: Notice, number: int, is_recovery: bool) -> World:
 
 def _error(message: Notice) -> Exception:
     return _KINDS[message["error"]](message["text"])
-
-
-def _words(error: Exception) -> str:
-    return "its process has ended" if isinstance(error, ConnectionError) else str(error)
