@@ -25,7 +25,9 @@ from pyspark.sql import SparkSession
 import ringtrain as hvd
 import ringtrain.horovod
 import ringtrain.spark
+from ringtrain.job.rendezvous.listener import bound
 from ringtrain.optim import SGD
+from ringtrain.spark import job
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import it
 pytestmark = pytest.mark.xdist_group("spark")
@@ -243,6 +245,34 @@ def test_a_killed_task_is_a_lost_peer_within_seconds_and_spark_does_not_begin_it
     assert time.monotonic() - begin < 30
     assert len(ringtrain.spark.run(rank_and_sum, (0,))) == 3
     assert (tmp_path / "begun").read_text() == "..."
+
+
+def sum_for_a_while(begun):
+    hvd.init()
+    for step in range(100):
+        np.testing.assert_array_equal(hvd.allreduce(np.full(3, float(step))), np.full(3, float(step)))
+        time.sleep(0.02)
+        if step == 5:
+            Path(begun).touch()
+    return hvd.rank()
+
+
+def test_connections_to_the_driver_that_are_reset_cost_no_rank(spark, tmp_path, monkeypatch):
+    ports, reset = [], []
+
+    def remembered(host, port):
+        sock = bound(host, port)
+        ports.append(sock.getsockname()[1])
+        return sock
+
+    def reset_connections():
+        words = ["ss", "-K", "-H", "-t", "state", "established", f"( sport = :{ports[0]} or dport = :{ports[0]} )"]
+        reset.extend(subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines())
+
+    monkeypatch.setattr(job, "bound", remembered)
+    after(tmp_path / "begun", reset_connections)
+    assert ringtrain.spark.run(sum_for_a_while, (str(tmp_path / "begun"),)) == [0, 1, 2]
+    assert len(reset) >= 3  # one side of each at least
 
 
 def die_before_init():
