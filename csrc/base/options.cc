@@ -72,7 +72,8 @@ const std::vector<Entry>& entries() {
              "Size of one shared-memory mailbox between two ranks of a node, in kilobytes."),
       number(&Options::ring_chunk_kb, "ring_chunk_kb", 1, 65536,
              "Largest message of the ring between nodes, in kilobytes; from 64 on most MPIs ask the receiver first "
-             "over TCP, and the answer waits behind other data. Over sockets large arrays take longer ones."),
+             "over TCP, and the answer waits behind other data. Over sockets large arrays take longer ones, and all "
+             "do, of 1024, where a round trip takes 5 ms or more, unless this is set."),
       number(&Options::ring_from_kb, "ring_from_kb", 0, 1 << 20,
              "Reductions between nodes go round the ring from this many kilobytes on, and by recursive doubling, or "
              "halving, below; 0 takes the fastest of these by the number of ranks, link_hop_us and link_gbit."),
@@ -90,8 +91,7 @@ const std::vector<Entry>& entries() {
            "between several, which are used together; by default the one that leads to rank 0."),
       choice(&Options::socket_streams, "socket_streams",
              {"auto", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"},
-             "TCP connections between two ranks: auto takes one, and four where a round trip takes 20 ms or more; from "
-             "5 ms on it makes ring_chunk_kb 1024, unless that is set."),
+             "TCP connections between two ranks: auto takes one, and four where a round trip takes 20 ms or more."),
       number(&Options::peer_timeout_s, "peer_timeout_s", 0, kDay,
              "Seconds without any answer from a rank's host over sockets after which that rank is lost; until then a "
              "broken connection is made again. 0 waits for ever."),

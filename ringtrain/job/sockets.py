@@ -104,7 +104,7 @@ def connect_by(
         addresses = [[Address(str(host), int(port)) for host, port in of_rank] for of_rank, _ in told]
         longest_s = max(of_rank for _, of_rank in told)
         streams = choose_streams(settings, longest_s)
-        if settings["socket_streams"] == "auto" and longest_s >= _SMALL_CHUNKS_BELOW_S and rank == 0:
+        if longest_s >= _SMALL_CHUNKS_BELOW_S and rank == 0:
             logger.info("connections: %s", streams.text(longest_s))
         if may_be_cut:
             require_reach(exchange, world, addresses)
@@ -139,9 +139,9 @@ def choose_streams(settings: Mapping[str, str], round_trip_s: float) -> Streams:
     round trip counts where algorithms are chosen. From some more on such a link holds more than the buffers of one TCP
     connection, 4 MB on Linux.
     """
-    if settings["socket_streams"] != "auto":
-        return Streams(int(settings["socket_streams"]), {})
-    number = _LONG_LINK_STREAMS if round_trip_s >= _ONE_STREAM_BELOW_S else 1
+    wanted = settings["socket_streams"]
+    of_link = _LONG_LINK_STREAMS if round_trip_s >= _ONE_STREAM_BELOW_S else 1
+    number = of_link if wanted == "auto" else int(wanted)
     if round_trip_s < _SMALL_CHUNKS_BELOW_S:
         return Streams(number, {})
     hop_us = 2 ** round(math.log2(1e6 * round_trip_s / 2))  # roughly, so that the next job chooses as this one does

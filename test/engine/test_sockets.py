@@ -139,7 +139,11 @@ assert (hvd.allreduce(mine, op=hvd.Sum, name="x") == 2 * np.arange(4 << 20) + 1)
             {"RINGTRAIN_RING_CHUNK_KB": "240"},
             r"connections: 4 between two ranks, link_hop_us=\d+; a round trip takes",
         ),
-        (0.015, {"RINGTRAIN_SOCKET_STREAMS": "2"}, None),
+        (
+            0.015,
+            {"RINGTRAIN_SOCKET_STREAMS": "2"},
+            r"connections: 2 between two ranks, link_hop_us=\d+, ring_chunk_kb=1024; a round trip takes",
+        ),
     ],
 )
 def test_the_round_trip_between_hosts_decides_about_connections(tmp_path, delay_s, variables, text):
@@ -197,7 +201,8 @@ def test_the_doctor_prints_the_connections_of_a_long_link(tmp_path):
         ("auto", "60.0", 0.0199, (1, {"link_hop_us": "8192", "ring_chunk_kb": "1024"})),
         ("auto", "60.0", 0.02, (4, {"link_hop_us": "8192", "ring_chunk_kb": "1024"})),
         ("auto", "240", 0.3, (4, {"link_hop_us": "131072"})),
-        ("1", "60.0", 0.3, (1, {})),
+        ("1", "60.0", 0.3, (1, {"link_hop_us": "131072", "ring_chunk_kb": "1024"})),
+        ("4", "60.0", 0.0049, (4, {})),
         ("16", "60.0", 0.0, (16, {})),
     ],
 )
