@@ -315,7 +315,7 @@ def test_connections_to_the_scheduler_that_break_cost_no_process(tmp_path, fault
         workers[0].wait_for("trains")
         if fault == "outage":
             with hosts.unplugged(1):
-                time.sleep(2)
+                time.sleep(5)  # of 10 s in which a process may be silent
         for number in range(10 if fault == "resets" else 0):
             hosts.reset_connections(number % 2, of_five.port)
             time.sleep(0.1)

@@ -360,7 +360,10 @@ class SchedulerClient:
                     beat_s = time.monotonic() + self._heartbeat_s
                     self._talk.send({"kind": "beat"})
                 if self._talk.has_come(min(watch_s, max(0.0, beat_s - time.monotonic()))):
+                    was_cut_off = self._talk.broken_for_s() > 0
                     self._hear_some(time.monotonic() + watch_s)
+                    if was_cut_off and not self._talk.broken_for_s():
+                        beat_s = time.monotonic()  # the scheduler has heard nothing for a while
                 elif not self._talk.has_come(0):  # a stopped process has missed the end of the wait
                     self._standing.look(time.monotonic())
         except GivenUpError:
