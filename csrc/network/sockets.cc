@@ -208,6 +208,8 @@ class SocketNetwork final : public Network, Connector::Owner {
     std::deque<std::shared_ptr<OutgoingFrame>> unsent;  // until there is a stream
     std::unordered_map<uint32_t, Sequence> sequences;
     size_t next_stream = 0;
+    // Since when its kernel owes an answer on one of these, or on one that has ended, and has answered on none.
+    double silent_since_s = kNever_s;
     bool is_lost = false;
     bool is_unreached = false;   // lost because it could not be connected to
     bool was_unreached = false;  // and has dialled this rank all the same
@@ -352,9 +354,9 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   // A connection that ends without a bye has broken, and is made again, unless the rank refuses it: then its process is
   // gone.
-  void end(Stream& stream) {
+  void end(Stream& stream) { end(stream, stream.frames.error()); }
+  void end(Stream& stream, int error) {
     Peer& peer = stream.peer;
-    const int error = stream.frames.error();
     if (stream.frames.incoming()) stream.frames.incoming()->came = 0;  // it comes once more
     for (const auto& frame : stream.unconfirmed) frame->begin_again();
     peer.unsent.insert(peer.unsent.begin(), stream.unconfirmed.begin(), stream.unconfirmed.end());
@@ -368,6 +370,8 @@ class SocketNetwork final : public Network, Connector::Owner {
     const bool is_replaced = find(peer, dialler, number) != peer.streams.end();
     const bool is_missing = dialler == credentials_.rank && !is_replaced;
     if (is_missing) connector_.has_broken(peer.rank, number);
+    if (has_waited(error))
+      peer.silent_since_s = std::min(peer.silent_since_s, std::max(now_s() - timeout_s_, heard_at_s(peer)));
     if (is_over || peer.is_lost) return;
     if (error == EPROTO || error == ENOMEM) return lose(peer, why_ended(names_[static_cast<size_t>(peer.rank)], error));
     heal(peer, error, is_missing);
@@ -389,18 +393,21 @@ class SocketNetwork final : public Network, Connector::Owner {
     }
     const double now = now_s();
     peer.why_broken = error == 0 ? "it was closed" : text_of(error);
-    const bool has_waited = failure_of(error) == DialFailure::unreachable;
-    const double longest_s = has_waited ? kLastTry_s : longest_healing_s();
+    const double longest_s = has_waited(error) ? kLastTry_s : longest_healing_s();
     if (peer.was_unreached)
       peer.lost_at_s = now + longest_s;
     else
       connector_.heal(peer.rank, Dialling::Missing::all, now + longest_s);
   }
 
+  // Whether the kernel has waited for an answer for all of timeout_s_.
+  static bool has_waited(int error) { return failure_of(error) == DialFailure::unreachable; }
+
   double longest_healing_s() const { return timeout_s_ == 0 ? kHealWithin_s : timeout_s_; }
 
   // Where nothing is acknowledged any more, another connection is tried beside it: the network may have forgotten this
-  // one. Streams that still have answers carry on at once.
+  // one. Streams that still have answers carry on at once. A silent rank has timeout_s_ for all of its streams
+  // together: the kernel counts from what was last sent on each, and what one has not delivered is sent on the next.
   void glance_at(Peer& peer, double now) {
     if (peer.streams.empty()) {
       if (now > peer.lost_at_s)
@@ -413,16 +420,32 @@ class SocketNetwork final : public Network, Connector::Owner {
       const Answers answers = answers_on(stream->frames.socket());
       if (!answers.is_owed) stream->owed_since_s = 0;
       if (answers.is_owed && stream->owed_since_s == 0) stream->owed_since_s = now;
-      const bool is_silent = answers.is_owed && std::min(answers.last_s_ago, now - stream->owed_since_s) > kSilent_s;
+      const double silence_s = answers.is_owed ? std::min(answers.last_s_ago, now - stream->owed_since_s) : 0;
+      const bool is_silent = silence_s > kSilent_s;
       const bool was_silent = std::exchange(stream->is_silent, is_silent);
       is_one_new |= is_silent && !was_silent;
       is_one_heard |= !is_silent && answers.last_s_ago < kSilent_s;
+      if (is_silent) peer.silent_since_s = std::min(peer.silent_since_s, now - silence_s);
     }
+    if (peer.silent_since_s != kNever_s && heard_at_s(peer) > peer.silent_since_s + kSilent_s)
+      peer.silent_since_s = kNever_s;
+    if (timeout_s_ > 0 && now > peer.silent_since_s + timeout_s_) return end_all(peer, ETIMEDOUT);
     if (!is_one_new) return;
     if (is_one_heard) return end_silent(peer);
     for (const auto& stream : peer.streams)
       if (stream->dialler == credentials_.rank) connector_.has_broken(peer.rank, stream->number);
     if (!peer.was_unreached) connector_.heal(peer.rank, Dialling::Missing::all, now + longest_healing_s());
+  }
+
+  static double heard_at_s(const Peer& peer) {
+    double at_s = 0;
+    for (const auto& stream : peer.streams)
+      at_s = std::max(at_s, now_s() - answers_on(stream->frames.socket()).last_s_ago);
+    return at_s;
+  }
+
+  void end_all(Peer& peer, int error) {
+    while (!peer.streams.empty()) end(*peer.streams.front(), error);
   }
 
   void end_silent(Peer& peer) {
