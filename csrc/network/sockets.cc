@@ -319,6 +319,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     connector_.look();
     if (!leaving_.empty()) note_left();
     if (const double now = now_s(); now > next_glance_s_) {
+      if (now > next_glance_s_ + kSilent_s) forget_what_was_owed();
       next_glance_s_ = now + kGlance_s;
       for (Peer& peer : peers_) glance_at(peer, now);
     }
@@ -437,6 +438,14 @@ class SocketNetwork final : public Network, Connector::Owner {
     if (!peer.was_unreached) connector_.heal(peer.rank, Dialling::Missing::all, now + longest_healing_s());
   }
 
+  // This rank has not looked for a while, as one that was stopped: all may have been answered meanwhile.
+  void forget_what_was_owed() {
+    for (Peer& peer : peers_) {
+      peer.silent_since_s = kNever_s;
+      for (const auto& stream : peer.streams) stream->owed_since_s = 0;
+    }
+  }
+
   static double heard_at_s(const Peer& peer) {
     double at_s = 0;
     for (const auto& stream : peer.streams)
@@ -445,7 +454,11 @@ class SocketNetwork final : public Network, Connector::Owner {
   }
 
   void end_all(Peer& peer, int error) {
-    while (!peer.streams.empty()) end(*peer.streams.front(), error);
+    while (!peer.streams.empty()) {
+      Stream& stream = *peer.streams.front();
+      stream.frames.read_rest(stream);
+      end(stream, error);
+    }
   }
 
   void end_silent(Peer& peer) {
@@ -692,7 +705,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     if (peer.is_unreached) find_again(peer);
     if (peer.is_lost) return;
-    peer.lost_at_s = kNever_s;
+    peer.lost_at_s = peer.silent_since_s = kNever_s;
     const auto before = find(peer, dialler, number);
     if (before != peer.streams.end()) (*before)->is_silent = true;  // the other end has given it up
     const auto place =
