@@ -379,12 +379,12 @@ def test_the_algorithms_of_one_host_are_those_of_shared_memory_unless_an_option_
 
 def test_the_algorithms_of_several_hosts_depend_on_the_ranks_of_each() -> None:
     alone = choices("1,1")
-    assert alone["allgather"] == [(0, "recursive doubling"), (196 * 1024, "ring")]
-    assert alone["reducescatter"] == [(0, "recursive halving"), (196 * 1024, "ring")]
+    assert alone["allgather"] == [(0, "recursive doubling"), (79 * 1024, "ring")]
+    assert alone["reducescatter"] == [(0, "recursive halving"), (86 * 1024, "ring")]
     even, uneven = choices("2,2"), choices("2,1")
-    assert even["allgather"][1] == (196 * 1024, "shared memory in each host; between hosts: ring")
+    assert even["allgather"][1] == (128 * 1024, "shared memory in each host; between hosts: ring")
     assert even["reducescatter"][0] == (0, "shared memory in each host; between hosts: recursive halving")
-    assert uneven["allgather"][1] == (147 * 1024, "ring")
+    assert uneven["allgather"][1] == (64 * 1024, "ring")
     assert [size for size, _ in even["alltoall"]] == [0, 16 * 1024] and len(uneven["alltoall"]) == 1
     assert even["allreduce"][-1] == (
         1024 * 1024,
