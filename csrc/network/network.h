@@ -78,7 +78,7 @@ class Network {
   // Whether it has ended. Where it has failed, its memory is kept for ever: parts of it may be under way.
   bool test(NetworkRequest& request);
 
-  // The job has failed. Its end waits for no rank that is cut off: that one will see its connections end.
+  // The job has failed: the destructor waits for no rank that is cut off, which will see its connections end.
   virtual void has_failed() {}
 
   // Whether long messages take less processor time than short ones, and delay no others.

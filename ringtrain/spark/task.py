@@ -20,6 +20,7 @@ import pickle
 import selectors
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,8 @@ from ringtrain.runner.function import pickled_error, pickled_result
 _CONNECT_S = 10.0
 # How long the last word of a rank waits for a connection; and after how long without an answer another one is made.
 _FAREWELL_S, _SILENT_S = 5.0, 3.0
+# How long a task tries to reach its driver again, and how often it looks whether that is over.
+_PATIENCE_S, _LOOK_S = 30.0, 1.0
 _END_OF_OUTPUT_S = 1.0
 _PART = 1 << 16
 
@@ -177,9 +180,11 @@ class _Line:
             engine_process.give_up(reason)
 
     def _hear(self) -> Any:
-        while True:
-            for message in self._talk.hear():
-                return message
+        while self._talk.broken_for_s() < _PATIENCE_S:
+            with contextlib.suppress(TimeoutError):
+                for message in self._talk.hear(time.monotonic() + _LOOK_S):
+                    return message
+        raise TimeoutError(f"there was no connection to it for {_PATIENCE_S:g} s")
 
 
 # --- what the rank writes ---------------------------------------------------------------------------------------------

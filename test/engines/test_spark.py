@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -27,7 +28,7 @@ import ringtrain.horovod
 import ringtrain.spark
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.optim import SGD
-from ringtrain.spark import job
+from ringtrain.spark import job, task
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import it
 pytestmark = pytest.mark.xdist_group("spark")
@@ -273,6 +274,20 @@ def test_connections_to_the_driver_that_are_reset_cost_no_rank(spark, tmp_path, 
     after(tmp_path / "begun", reset_connections)
     assert ringtrain.spark.run(sum_for_a_while, (str(tmp_path / "begun"),)) == [0, 1, 2]
     assert len(reset) >= 3  # one side of each at least
+
+
+def test_a_task_gives_up_a_driver_that_it_has_not_reached_for_long():
+    """Its connection is broken for so many seconds, one look after the other."""
+    looks = iter([0.0, 1.0, task._PATIENCE_S - 1, task._PATIENCE_S])
+
+    def hear(deadline):
+        raise TimeoutError
+
+    line = object.__new__(task._Line)
+    line._talk = SimpleNamespace(broken_for_s=lambda: next(looks), hear=hear)
+    with pytest.raises(TimeoutError, match="there was no connection to it for 30 s"):
+        line._hear()
+    assert next(looks, None) is None
 
 
 def die_before_init():
